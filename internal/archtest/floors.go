@@ -14,18 +14,20 @@ var house = rules{
 			"expect", "internal/archive", "internal/atomicfile", "internal/proc", "internal/redact", "internal/snapshot",
 		}},
 		{"0 guest", []string{"internal/guest/..."}},
-		{"1", []string{"sandbox", "record", "judge", "internal/event", "internal/schedule", "internal/kept"}},
+		{"1", []string{"sandbox", "record", "judge", "internal/schedule", "internal/kept"}},
+		{"1 events", []string{"internal/event"}},
+		{"1 emit", []string{"internal/emit"}},
 		{"2", []string{
 			"sandbox/docker/...", "sandbox/compose/...", "sandbox/e2b/...", "sandbox/vercel/...", "sandbox/k8s/...",
 			"sandbox/local/...", "sandbox/native/...", "sandbox/fake/...", "sandbox/sandboxtest",
-			"agent", "report", "internal/ledger", "internal/board",
+			"agent", "report", "internal/ledger", "internal/board", "internal/emit",
 		}},
 		{"3", []string{
 			".",
 			"agent/claudecode/...", "agent/codex/...", "agent/bub/...", "agent/opencode/...", "agent/command/...",
 			"agent/oracle/...", "agent/nop/...", "agent/script/...", "agent/agenttest",
 			"report/html/...", "report/junit/...", "report/markdown/...", "report/annotate/...",
-			"internal/dash", "internal/plain", "internal/bake",
+			"internal/dash", "internal/plain", "internal/jsonstream", "internal/bake",
 		}},
 		{"4", []string{"internal/discover", "internal/schema", "internal/plan", "internal/pool", "builtin"}},
 		{"5", []string{"internal/attempt"}},
@@ -47,6 +49,7 @@ var house = rules{
 		{"report/*", []string{"internal/cli"}, "only the command line chooses a report"},
 		{"internal/dash", []string{"internal/cli"}, "only the command line chooses a view"},
 		{"internal/plain", []string{"internal/cli"}, "only the command line chooses a view"},
+		{"internal/jsonstream", []string{"internal/cli"}, "only the command line chooses a view"},
 	},
 	// Third-party modules that are kept behind one wall. A module that is not
 	// named is free.

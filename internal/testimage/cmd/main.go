@@ -1,6 +1,7 @@
-// Command cmd puts the test images into the container engine, or removes them:
+// Command cmd puts the test images into the container engine, or removes them,
+// or only says where an engine answers:
 //
-//	go run ./internal/testimage/cmd [--rm] [name...]
+//	go run ./internal/testimage/cmd [--rm | --ping] [name...]
 package main
 
 import (
@@ -18,24 +19,29 @@ import (
 
 func main() {
 	remove := flag.Bool("rm", false, "remove the test images from the engine")
+	ping := flag.Bool("ping", false, "print the address of the engine that answers, and do nothing else")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *remove, flag.Args()); err != nil {
+	if err := run(ctx, *remove, *ping, flag.Args()); err != nil {
 		stop()
-		fmt.Fprintln(os.Stderr, "images:", err)
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, remove bool, names []string) error {
+func run(ctx context.Context, remove, ping bool, names []string) error {
 	dial, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	cli, host, err := testreq.DialEngine(dial)
 	if err != nil {
-		return fmt.Errorf("%w\nstart one with ./dev engine", err)
+		return err
 	}
 	defer func() { _ = cli.Close() }()
+	if ping {
+		fmt.Println(host)
+		return nil
+	}
 	if remove {
 		gone, err := testimage.Remove(ctx, cli)
 		for _, g := range gone {
@@ -43,10 +49,10 @@ func run(ctx context.Context, remove bool, names []string) error {
 		}
 		return err
 	}
-	has := map[string]string{}
+	has, all := map[string]string{}, len(names) == 0
 	for _, k := range testimage.Kinds() {
 		has[k.Name] = k.Has
-		if flag.NArg() == 0 {
+		if all {
 			names = append(names, k.Name)
 		}
 	}
