@@ -46,10 +46,9 @@ type Defaults struct {
 // on which evals, how often and within which limits.
 type Experiment struct {
 	// ID is the path below experiments/ without ".yaml"; Go authors give it.
-	ID          ref.ExperimentID
-	Description string
-	Agent       agent.Agent
-	// AgentSetup are the extra declared settings that enter identity.
+	ID              ref.ExperimentID
+	Description     string
+	Agent           agent.Agent
 	Model           string
 	ReasoningEffort string
 	// Flags are experimental conditions that agent and eval can see.

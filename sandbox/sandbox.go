@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,7 @@ type Sandbox struct {
 	unusable error
 	environ  map[string]map[string]string
 	shell    []string
+	shellSum string // content of shell[0] as MarkShell saw it
 	state    map[any]any
 }
 
@@ -118,6 +120,11 @@ type CommandOptions struct {
 	Sensitive []string
 	// Label replaces the command line in summaries.
 	Label string
+	// Trusted runs the command for the grader: PATH keeps only directories that
+	// the layer names and those outside HOME and the workdir, and git reads no
+	// configuration that a user can have written. Shell start-up files are
+	// never read.
+	Trusted bool
 }
 
 // Result is how a command ended. After an error it holds what was known until
@@ -323,6 +330,76 @@ func (s *Sandbox) Environ(ctx context.Context, user string) (map[string]string, 
 	return env, nil
 }
 
+// trusted returns env without what a command run earlier could have planted.
+func (s *Sandbox) trusted(env map[string]string) map[string]string {
+	env = maps.Clone(env)
+	var dirs []string
+	for dir := range strings.SplitSeq(env["PATH"], ":") {
+		below := func(root string) bool {
+			return root != "" && root != "/" && (dir == root || strings.HasPrefix(dir, strings.TrimSuffix(root, "/")+"/"))
+		}
+		named := slices.Contains(s.o.Path, dir)
+		if named || path.IsAbs(dir) && !below(env["HOME"]) && !below(s.Workdir()) && !below("/tmp") {
+			dirs = append(dirs, dir)
+		}
+	}
+	env["PATH"] = strings.Join(dirs, ":")
+	env["GIT_CONFIG_GLOBAL"], env["GIT_CONFIG_NOSYSTEM"] = "/dev/null", "1"
+	for _, k := range []string{"BASH_ENV", "ENV", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONSTARTUP", "NODE_OPTIONS", "PROMPT_COMMAND"} {
+		if _, declared := s.o.Env[k]; !declared {
+			delete(env, k)
+		}
+	}
+	return env
+}
+
+// MarkShell finds the shell and remembers its content, so that VerifyShell can
+// tell later whether it was replaced. The engine calls it before the agent runs.
+func (s *Sandbox) MarkShell(ctx context.Context) error {
+	shell, err := s.Shell(ctx)
+	if fault.CodeOf(err) == "sandbox.no-shell" {
+		return nil // commands with argv still work
+	}
+	if err != nil {
+		return err
+	}
+	d, ok := As[Digester](s)
+	if !ok {
+		return nil
+	}
+	sums, err := d.Digest(ctx, shell[:1])
+	if err != nil {
+		return s.judge(ctx, err, "look at "+shell[0])
+	}
+	s.mu.Lock()
+	s.shellSum = sums[0]
+	s.mu.Unlock()
+	return nil
+}
+
+// VerifyShell returns an error, code "grader-shell-changed", when the shell that
+// checks run with is not the one that MarkShell saw.
+func (s *Sandbox) VerifyShell(ctx context.Context) error {
+	s.mu.Lock()
+	want, shell := s.shellSum, s.shell
+	s.mu.Unlock()
+	if want == "" || len(shell) == 0 {
+		return nil
+	}
+	d, ok := As[Digester](s)
+	if !ok {
+		return nil
+	}
+	sums, err := d.Digest(ctx, shell[:1])
+	if err != nil {
+		return s.judge(ctx, err, "look at "+shell[0])
+	}
+	if sums[0] != want {
+		return &fault.Error{Code: "grader-shell-changed", What: "the shell " + shell[0] + " was replaced or removed while the agent ran, so checks cannot trust it", Fix: "Run the agent as a user that cannot write system files (`user:` of the sandbox)."}
+	}
+	return nil
+}
+
 func (s *Sandbox) run(ctx context.Context, argv []string, o CommandOptions, throw bool) (Result, error) {
 	red := s.o.Redactor
 	if len(o.Sensitive) > 0 {
@@ -349,6 +426,9 @@ func (s *Sandbox) run(ctx context.Context, argv []string, o CommandOptions, thro
 	env, err := s.Environ(ctx, user)
 	if err != nil {
 		return res, s.judge(ctx, err, "run "+res.Summary)
+	}
+	if o.Trusted {
+		env = s.trusted(env)
 	}
 	if o.Timeout > 0 {
 		var cancel context.CancelFunc
