@@ -1,0 +1,342 @@
+//go:build unix
+
+package snapshot
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"assay/fault"
+)
+
+// DirStore is a store in a directory with the layout of a bare git repository.
+// The directory has mode 0700 and belongs to the effective user. Nothing is
+// fsynced: a store dies with its sandbox. A killed writer leaves at most
+// temporary files, which the next writer removes.
+type DirStore struct {
+	dir string
+
+	mu    sync.RWMutex
+	packs map[string]*packReader
+	order []*packReader // largest first: most look-ups end in the baseline
+}
+
+var _ Store = (*DirStore)(nil)
+
+// OpenStore opens the store in dir and makes it if there is none. A directory
+// that is a link, belongs to another user or is open to others is refused with
+// the code "ledger-store-unsafe": somebody else could have prepared it.
+func OpenStore(dir string) (*DirStore, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, storeErr("make the store", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return nil, storeErr("look at the store", err)
+	}
+	if uint32(st.Mode)&TypeMask != TypeDir || int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		return nil, fault.Configf("ledger-store-unsafe", "remove "+dir,
+			"%s is not a private directory of this user", dir)
+	}
+	return &DirStore{dir: dir, packs: map[string]*packReader{}}, nil
+}
+
+func storeErr(what string, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
+		return &fault.Error{
+			Class: fault.Resource, Code: "enospc", What: "change ledger: " + what, Err: err,
+			Fix: "give the sandbox more disk or exclude large paths with diff.ignore",
+		}
+	case err == nil:
+		return nil
+	}
+	return &fault.Error{Code: "ledger-store-failed", What: "change ledger: " + what, Err: err}
+}
+
+func (s *DirStore) path(name string) string { return filepath.Join(s.dir, name) }
+
+// Lock implements Store with flock(2), which the kernel releases when the
+// holder dies.
+func (s *DirStore) Lock(ctx context.Context) (func(), error) {
+	f, err := os.OpenFile(s.path("lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, storeErr("open the lock", err)
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if err != unix.EWOULDBLOCK && err != unix.EINTR {
+			f.Close()
+			return nil, storeErr("take the lock", err)
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, context.Cause(ctx)
+		case <-time.After(wait):
+		}
+	}
+	unlock := func() {
+		s.closePacks()
+		f.Close()
+	}
+	if err := s.prepare(); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// prepare completes the layout, removes what a killed writer left and loads
+// the indexes of new packs.
+func (s *DirStore) prepare() error {
+	if _, err := os.Lstat(s.path("HEAD")); err != nil {
+		for _, d := range []string{"objects/pack", "objects/info", "refs/heads", "info"} {
+			if err := os.MkdirAll(s.path(d), 0o700); err != nil {
+				return storeErr("make the store", err)
+			}
+		}
+		const config = "[core]\n\trepositoryformatversion = 0\n\tbare = true\n[gc]\n\tauto = 0\n"
+		if err := s.WriteFile("config", []byte(config)); err != nil {
+			return err
+		}
+		// HEAD last: it makes the directory a repository.
+		if err := s.WriteFile("HEAD", []byte("ref: refs/heads/main\n")); err != nil {
+			return err
+		}
+	}
+	entries, err := os.ReadDir(s.path("objects/pack"))
+	if err != nil {
+		return storeErr("list the store", err)
+	}
+	found := map[string]*packReader{}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".idx")
+		switch {
+		case strings.HasPrefix(e.Name(), tempPrefix):
+			if err := os.Remove(s.path("objects/pack/" + e.Name())); err != nil {
+				return storeErr("clean the store", err)
+			}
+		case ok && s.packs[name] != nil:
+			found[name] = s.packs[name]
+		case ok:
+			if found[name], err = s.loadPack(name); err != nil {
+				return err
+			}
+		}
+	}
+	s.setPacks(found)
+	return nil
+}
+
+func (s *DirStore) loadPack(name string) (*packReader, error) {
+	index, err := os.ReadFile(s.path("objects/pack/" + name + ".idx"))
+	if err != nil {
+		return nil, storeErr("read a pack index", err)
+	}
+	return newPackReader(name, index)
+}
+
+func (s *DirStore) setPacks(packs map[string]*packReader) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.packs, s.order = packs, s.order[:0]
+	for _, p := range packs {
+		s.order = append(s.order, p)
+	}
+	slices.SortFunc(s.order, func(a, b *packReader) int {
+		return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.name, b.name))
+	})
+}
+
+func (s *DirStore) closePacks() {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, p := range s.order {
+		p.mu.Lock()
+		if p.f != nil {
+			p.f.Close()
+			p.f = nil
+		}
+		p.mu.Unlock()
+	}
+}
+
+func (s *DirStore) find(id ID) (*packReader, uint64, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, p := range s.order {
+		if o, ok := p.find(id); ok {
+			return p, o, true
+		}
+	}
+	return nil, 0, false
+}
+
+// Has implements Store.
+func (s *DirStore) Has(id ID) bool {
+	_, _, ok := s.find(id)
+	return ok
+}
+
+// Open implements Store. The lock must be held: unlocking closes the packs.
+func (s *DirStore) Open(id ID) (Object, error) {
+	p, offset, ok := s.find(id)
+	if !ok {
+		return Object{}, missing(id)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.f == nil {
+		f, err := os.Open(s.path("objects/pack/" + p.name + ".pack"))
+		if err != nil {
+			return Object{}, corrupt("a pack is missing", err)
+		}
+		p.f = f
+	}
+	return openPacked(p.f, offset)
+}
+
+const headRef = "refs/heads/main"
+
+// Head implements Store.
+func (s *DirStore) Head() (ID, error) {
+	data, err := s.ReadFile(headRef)
+	if err != nil || data == nil {
+		return ID{}, err
+	}
+	id, err := ParseID(strings.TrimSuffix(string(data), "\n"))
+	if err != nil {
+		return ID{}, corrupt("the head is malformed", err)
+	}
+	return id, nil
+}
+
+// SetHead implements Store.
+func (s *DirStore) SetHead(id ID) error { return s.WriteFile(headRef, []byte(id.String()+"\n")) }
+
+// ReadFile implements Store.
+func (s *DirStore) ReadFile(name string) ([]byte, error) {
+	data, err := os.ReadFile(s.path(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, storeErr("read "+name, err)
+}
+
+const tempPrefix = "tmp_"
+
+// WriteFile implements Store.
+func (s *DirStore) WriteFile(name string, data []byte) error {
+	temp := filepath.Join(filepath.Dir(s.path(name)), tempPrefix+filepath.Base(name))
+	err := os.WriteFile(temp, data, 0o600)
+	if err == nil {
+		err = os.Rename(temp, s.path(name))
+	}
+	return storeErr("write "+name, err)
+}
+
+// Begin implements Store.
+func (s *DirStore) Begin() (Batch, error) { return &dirBatch{store: s, ids: map[ID]bool{}}, nil }
+
+// dirBatch makes its pack with the first object.
+type dirBatch struct {
+	store *DirStore
+
+	mu   sync.Mutex
+	ids  map[ID]bool
+	pack *packWriter
+	err  error
+}
+
+func (b *dirBatch) Has(id ID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ids[id] || b.store.Has(id)
+}
+
+func (b *dirBatch) Put(id ID, k Kind, size int64, content io.Reader) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil || b.ids[id] || b.store.Has(id) {
+		return b.err
+	}
+	if b.pack == nil {
+		f, err := os.CreateTemp(b.store.path("objects/pack"), tempPrefix+"pack_")
+		if err != nil {
+			return storeErr("make a pack", err)
+		}
+		if b.pack, err = newPackWriter(f); err != nil {
+			return storeErr("make a pack", err)
+		}
+	}
+	err := b.pack.add(id, k, size, content)
+	if bad := (contentError{}); errors.As(err, &bad) {
+		return bad.error
+	}
+	if err != nil {
+		b.err = storeErr("write a pack", err)
+		return b.err
+	}
+	b.ids[id] = true
+	return nil
+}
+
+func (b *dirBatch) Commit() (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil || b.pack == nil {
+		return 0, b.err
+	}
+	sum, index, err := b.pack.finish()
+	if err != nil {
+		return 0, storeErr("write a pack", err)
+	}
+	if err := b.pack.f.Close(); err != nil {
+		return 0, storeErr("write a pack", err)
+	}
+	name := "pack-" + sum.String()
+	base := "objects/pack/" + name
+	if err := os.Rename(b.pack.f.Name(), b.store.path(base+".pack")); err != nil {
+		return 0, storeErr("write a pack", err)
+	}
+	b.pack = nil
+	// The index makes the pack visible, so it comes second.
+	if err := b.store.WriteFile(base+".idx", index); err != nil {
+		return 0, err
+	}
+	p, err := newPackReader(name, index)
+	if err != nil {
+		return 0, err
+	}
+	packs := map[string]*packReader{name: p}
+	for _, p := range b.store.order {
+		packs[p.name] = p
+	}
+	b.store.setPacks(packs)
+	return len(b.ids), nil
+}
+
+func (b *dirBatch) Discard() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.pack != nil {
+		b.pack.f.Close()
+		os.Remove(b.pack.f.Name())
+		b.pack = nil
+	}
+}
