@@ -42,6 +42,9 @@ type Info struct {
 	Identity any
 	// SecretEnv names host variables whose values the agent may see.
 	SecretEnv []string
+	// Artifacts are files below the workdir that the agent writes as evidence.
+	// They are never part of the diff.
+	Artifacts []string
 }
 
 // Ensurer is an agent with something to install: Ensure probes for it, installs
