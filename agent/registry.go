@@ -7,16 +7,13 @@ import (
 
 // Definition lets YAML name an agent.
 type Definition struct {
-	// Name is the name below `agent:`.
+	// Name is the value of `agent:`, such as "command".
 	Name string
-	// Summary is one line for help and schema.
-	Summary string
 	// Options returns a pointer to a fresh struct whose yaml tags are the
-	// options that the agent accepts. A field of type []string takes a list of
-	// shell commands.
+	// options that the agent accepts and whose doc tags describe them.
 	Options func() any
-	// Agent makes the agent of decoded options; dir is the folder of the file
-	// that named it, from which relative host paths start.
+	// Agent makes the agent from decoded options. dir is the folder of the file
+	// that named it; relative host paths start there.
 	Agent func(options any, dir string) (Agent, error)
 	// Remedy is the one line for `doctor` on what the agent needs.
 	Remedy string
@@ -35,11 +32,11 @@ func NewRegistry(defs ...Definition) *Registry {
 	return r
 }
 
-// Lookup finds an agent.
+// Lookup finds an agent by name.
 func (r *Registry) Lookup(name string) (Definition, bool) {
 	d, ok := r.defs[name]
 	return d, ok
 }
 
-// Names lists the agents in order.
+// Names lists the names in order.
 func (r *Registry) Names() []string { return slices.Sorted(maps.Keys(r.defs)) }
