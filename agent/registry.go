@@ -7,13 +7,16 @@ import (
 
 // Definition lets YAML name an agent.
 type Definition struct {
-	// Name is the value of `agent:`, such as "command".
+	// Name is the name below `agent:`.
 	Name string
+	// Summary is one line for help and schema.
+	Summary string
 	// Options returns a pointer to a fresh struct whose yaml tags are the
-	// options that the agent accepts and whose doc tags describe them.
+	// options that the agent accepts. A field of type []string takes a list of
+	// shell commands.
 	Options func() any
-	// Agent makes the agent from decoded options. dir is the folder of the file
-	// that named it; relative host paths start there.
+	// Agent makes the agent of decoded options; dir is the folder of the file
+	// that named it, from which relative host paths start.
 	Agent func(options any, dir string) (Agent, error)
 	// Remedy is the one line for `doctor` on what the agent needs.
 	Remedy string
@@ -32,11 +35,11 @@ func NewRegistry(defs ...Definition) *Registry {
 	return r
 }
 
-// Lookup finds an agent by name.
+// Lookup finds an agent.
 func (r *Registry) Lookup(name string) (Definition, bool) {
 	d, ok := r.defs[name]
 	return d, ok
 }
 
-// Names lists the names in order.
+// Names lists the agents in order.
 func (r *Registry) Names() []string { return slices.Sorted(maps.Keys(r.defs)) }
