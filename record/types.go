@@ -146,6 +146,10 @@ type Attempt struct {
 	Agent *AgentInfo `json:"agent,omitempty"`
 	// Identity is what must be equal for a later run to carry this result.
 	Identity *Identity `json:"identity,omitempty"`
+	// Trimmed names the parts of the explanation that were shortened so that the
+	// attempt could be recorded, such as "turns[3].reply". Verdict, outcomes and
+	// facts are never among them.
+	Trimmed []string `json:"trimmed,omitempty"`
 }
 
 // Phase is one timed part of an attempt.
