@@ -1,6 +1,6 @@
 // Command testsum reads the event stream of `go test -json` and prints what a
 // person wants of it: the line of each package as it ends, the whole output of
-// each failed test, and at the end every skipped test with its reason, then
+// each failed test, and at the end the skipped tests under their reasons, then
 // the totals. It exits with 1 when anything failed, and when the stream holds
 // no package at all.
 //
@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -35,17 +36,18 @@ type event struct {
 
 // summary is the fold of the stream.
 type summary struct {
-	w                             io.Writer
-	output                        map[string][]string // package, NUL, test → its lines
-	building                      map[string][]string // import path → compiler output
-	packages, bad                 int
-	passed, failed, skipped       int
-	failures, skips, brokenBuilds []string
+	w                       io.Writer
+	output                  map[string][]string // package, NUL, test → its lines
+	building                map[string][]string // import path → compiler output
+	packages, bad           int
+	passed, failed, skipped int
+	failures, brokenBuilds  []string
+	skips                   map[string][]string // reason → tests
 }
 
 // summarise copies the stream's gist to w and reports whether all passed.
 func summarise(r io.Reader, w io.Writer) (bool, error) {
-	s := &summary{w: w, output: map[string][]string{}, building: map[string][]string{}}
+	s := &summary{w: w, output: map[string][]string{}, building: map[string][]string{}, skips: map[string][]string{}}
 	in := bufio.NewReader(r)
 	for {
 		line, err := in.ReadString('\n')
@@ -98,7 +100,8 @@ func (s *summary) endTest(e event, output []string) {
 		s.passed++
 	case "skip":
 		s.skipped++
-		s.skips = append(s.skips, name+reason(output))
+		why := reason(output)
+		s.skips[why] = append(s.skips[why], name)
 	case "fail":
 		s.failed++
 		s.failures = append(s.failures, name)
@@ -148,9 +151,9 @@ func reason(output []string) string {
 		said = append(said, l)
 	}
 	if said == nil {
-		return ": no reason given"
+		return "no reason given"
 	}
-	return ": " + strings.Join(said, " ")
+	return strings.Join(said, " ")
 }
 
 func (s *summary) totals() {
@@ -164,7 +167,15 @@ func (s *summary) totals() {
 			fmt.Fprintln(s.w, "  "+l)
 		}
 	}
-	list("Skipped", s.skips)
+	if s.skipped > 0 {
+		fmt.Fprintf(s.w, "\nSkipped (%d):\n", s.skipped)
+		for _, why := range slices.Sorted(maps.Keys(s.skips)) {
+			fmt.Fprintln(s.w, "  "+why)
+			for _, name := range slices.Sorted(slices.Values(s.skips[why])) {
+				fmt.Fprintln(s.w, "      "+name)
+			}
+		}
+	}
 	list("Failed", s.failures)
 	list("Did not build", s.brokenBuilds)
 	verdict := "PASS"

@@ -30,7 +30,7 @@ import "testing"
 func TestA(t *testing.T) { t.Skip("needs docker: no socket") }
 func TestB(t *testing.T) {}`,
 			true,
-			[]string{"Skipped (1):\n  p TestA: needs docker: no socket\n", "1 passed, 0 failed, 1 skipped"},
+			[]string{"Skipped (1):\n  needs docker: no socket\n      p TestA\n", "1 passed, 0 failed, 1 skipped"},
 			nil,
 		},
 		{
