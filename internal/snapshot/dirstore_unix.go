@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -189,15 +188,23 @@ func (s *DirStore) find(id ID) (*packReader, uint64, bool) {
 
 // Has implements Store.
 func (s *DirStore) Has(id ID) bool {
-	_, _, ok := s.find(id)
-	return ok
+	if _, _, ok := s.find(id); ok {
+		return true
+	}
+	_, err := os.Lstat(s.loosePath(id))
+	return err == nil
+}
+
+func (s *DirStore) loosePath(id ID) string {
+	name := id.String()
+	return s.path("objects/" + name[:2] + "/" + name[2:])
 }
 
 // Open implements Store. The lock must be held: unlocking closes the packs.
 func (s *DirStore) Open(id ID) (Object, error) {
 	p, offset, ok := s.find(id)
 	if !ok {
-		return Object{}, missing(id)
+		return openLoose(s.loosePath(id), id)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -248,95 +255,4 @@ func (s *DirStore) WriteFile(name string, data []byte) error {
 		err = os.Rename(temp, s.path(name))
 	}
 	return storeErr("write "+name, err)
-}
-
-// Begin implements Store.
-func (s *DirStore) Begin() (Batch, error) { return &dirBatch{store: s, ids: map[ID]bool{}}, nil }
-
-// dirBatch makes its pack with the first object.
-type dirBatch struct {
-	store *DirStore
-
-	mu   sync.Mutex
-	ids  map[ID]bool
-	pack *packWriter
-	err  error
-}
-
-func (b *dirBatch) Has(id ID) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.ids[id] || b.store.Has(id)
-}
-
-func (b *dirBatch) Put(id ID, k Kind, size int64, content io.Reader) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.err != nil || b.ids[id] || b.store.Has(id) {
-		return b.err
-	}
-	if b.pack == nil {
-		f, err := os.CreateTemp(b.store.path("objects/pack"), tempPrefix+"pack_")
-		if err != nil {
-			return storeErr("make a pack", err)
-		}
-		if b.pack, err = newPackWriter(f); err != nil {
-			return storeErr("make a pack", err)
-		}
-	}
-	err := b.pack.add(id, k, size, content)
-	if bad := (contentError{}); errors.As(err, &bad) {
-		return bad.error
-	}
-	if err != nil {
-		b.err = storeErr("write a pack", err)
-		return b.err
-	}
-	b.ids[id] = true
-	return nil
-}
-
-func (b *dirBatch) Commit() (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.err != nil || b.pack == nil {
-		return 0, b.err
-	}
-	sum, index, err := b.pack.finish()
-	if err != nil {
-		return 0, storeErr("write a pack", err)
-	}
-	if err := b.pack.f.Close(); err != nil {
-		return 0, storeErr("write a pack", err)
-	}
-	name := "pack-" + sum.String()
-	base := "objects/pack/" + name
-	if err := os.Rename(b.pack.f.Name(), b.store.path(base+".pack")); err != nil {
-		return 0, storeErr("write a pack", err)
-	}
-	b.pack = nil
-	// The index makes the pack visible, so it comes second.
-	if err := b.store.WriteFile(base+".idx", index); err != nil {
-		return 0, err
-	}
-	p, err := newPackReader(name, index)
-	if err != nil {
-		return 0, err
-	}
-	packs := map[string]*packReader{name: p}
-	for _, p := range b.store.order {
-		packs[p.name] = p
-	}
-	b.store.setPacks(packs)
-	return len(b.ids), nil
-}
-
-func (b *dirBatch) Discard() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.pack != nil {
-		b.pack.f.Close()
-		os.Remove(b.pack.f.Name())
-		b.pack = nil
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -206,7 +207,7 @@ func readObject(s Store, id ID, k Kind) ([]byte, error) {
 	}
 	data := make([]byte, o.Size)
 	if _, err := io.ReadFull(o, data); err != nil {
-		return nil, corrupt("object "+id.String()+" is damaged", err)
+		return nil, err
 	}
 	return data, nil
 }
@@ -226,11 +227,23 @@ func openVerified(s Store, id ID, k Kind) (Object, error) {
 		o.Close()
 		return Object{}, corrupt("object "+id.String()+" is damaged", nil)
 	}
-	o.ReadCloser = struct {
-		io.Reader
-		io.Closer
-	}{newVerifier(o.ReadCloser, id, k, o.Size), o.ReadCloser}
+	o.ReadCloser = verified{newVerifier(o.ReadCloser, id, k, o.Size), o.ReadCloser, id}
 	return o, nil
+}
+
+// verified says of an object with other content that the store is corrupt.
+type verified struct {
+	v *verifier
+	io.Closer
+	id ID
+}
+
+func (o verified) Read(b []byte) (int, error) {
+	n, err := o.v.Read(b)
+	if errors.Is(err, errOtherContent) {
+		err = corrupt("object "+o.id.String()+" is damaged", err)
+	}
+	return n, err
 }
 
 // State is how the tree compares with a commit.

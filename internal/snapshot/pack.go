@@ -3,7 +3,6 @@ package snapshot
 import (
 	"bufio"
 	"bytes"
-	"compress/zlib"
 	"crypto/sha1" //nolint:gosec // git's pack format
 	"encoding/binary"
 	"errors"
@@ -33,7 +32,7 @@ type packWriter struct {
 	w       *bufio.Writer
 	offset  uint64
 	crc     hash.Hash32
-	entries []packEntry
+	entries []*packEntry
 }
 
 type packEntry struct {
@@ -64,43 +63,49 @@ func (e contentError) Unwrap() error { return e.error }
 // add appends one object. After a contentError the pack is as before; after
 // another error it is unusable.
 func (p *packWriter) add(id ID, k Kind, size int64, content io.Reader) error {
-	e := packEntry{id: id, offset: p.offset}
+	e := &packEntry{id: id, offset: p.offset}
 	p.crc.Reset()
 	if err := p.write(appendPackHeader(make([]byte, 0, 16), k, size)); err != nil {
 		return err
 	}
-	sum := adler32.New()
-	buf := make([]byte, min(size, storedBlock))
-	for left := size; ; {
-		n := min(left, storedBlock)
-		if _, err := io.ReadFull(content, buf[:n]); err != nil {
-			if fatal := p.rewind(e.offset); fatal != nil {
-				return fatal
-			}
-			return contentError{err}
-		}
-		left -= n
-		final := byte(0)
-		if left == 0 {
-			final = 1
-		}
-		if err := p.write([]byte{final, byte(n), byte(n >> 8), ^byte(n), ^byte(n >> 8)}); err != nil {
-			return err
-		}
-		if err := p.write(buf[:n]); err != nil {
-			return err
-		}
-		sum.Write(buf[:n])
-		if left == 0 {
-			break
+	err := writeStored(p.write, content, size)
+	if bad := (contentError{}); errors.As(err, &bad) {
+		if fatal := p.rewind(e.offset); fatal != nil {
+			return fatal
 		}
 	}
-	if err := p.write(sum.Sum(nil)); err != nil {
+	if err != nil {
 		return err
 	}
 	e.crc = p.crc.Sum32()
 	p.entries = append(p.entries, e)
 	return nil
+}
+
+// writeStored writes size bytes of content as stored blocks and the checksum
+// of a zlib stream. A failure of content is a contentError.
+func writeStored(write func([]byte) error, content io.Reader, size int64) error {
+	sum := adler32.New()
+	buf := make([]byte, 5+min(size, storedBlock))
+	for left := size; ; {
+		n := min(left, storedBlock)
+		block := buf[:5+n]
+		if _, err := io.ReadFull(content, block[5:]); err != nil {
+			return contentError{err}
+		}
+		left -= n
+		copy(block, []byte{0, byte(n), byte(n >> 8), ^byte(n), ^byte(n >> 8)})
+		if left == 0 {
+			block[0] = 1
+		}
+		if err := write(block); err != nil {
+			return err
+		}
+		sum.Write(block[5:])
+		if left == 0 {
+			return write(sum.Sum(nil))
+		}
+	}
 }
 
 // rewind drops everything from offset on.
@@ -150,8 +155,8 @@ func (p *packWriter) finish() (ID, []byte, error) {
 }
 
 // packIndex makes a version 2 index.
-func packIndex(entries []packEntry, pack ID) []byte {
-	slices.SortFunc(entries, func(a, b packEntry) int { return bytes.Compare(a.id[:], b.id[:]) })
+func packIndex(entries []*packEntry, pack ID) []byte {
+	slices.SortFunc(entries, func(a, b *packEntry) int { return bytes.Compare(a.id[:], b.id[:]) })
 	b := make([]byte, 0, 8+1024+28*len(entries)+40)
 	b = append(b, 0xff, 't', 'O', 'c', 0, 0, 0, 2)
 	n := 0
@@ -242,8 +247,6 @@ func (p *packReader) offset(i int) (uint64, bool) {
 	return binary.BigEndian.Uint64(table[at:]), true
 }
 
-var inflaters sync.Pool // of io.ReadCloser that are zlib.Resetter
-
 // openPacked opens the object at an offset of the pack f.
 func openPacked(f *os.File, offset uint64) (Object, error) {
 	br := bufio.NewReaderSize(io.NewSectionReader(f, int64(offset), 1<<62), 8<<10)
@@ -261,33 +264,41 @@ func openPacked(f *os.File, offset uint64) (Object, error) {
 	if o.Kind < KindCommit || o.Kind > KindBlob {
 		return Object{}, corrupt(fmt.Sprintf("a pack entry has type %d", o.Kind), nil)
 	}
-	z, _ := inflaters.Get().(io.ReadCloser)
-	if z == nil {
-		z, err = zlib.NewReader(br)
-	} else {
-		err = z.(zlib.Resetter).Reset(br, nil)
+	if h, err := br.Peek(2); err != nil || h[0] != 0x78 || h[1] != 0x01 {
+		return Object{}, corrupt("a pack entry was not written by this program", err)
 	}
-	if err != nil {
-		return Object{}, corrupt("a pack entry is malformed", err)
-	}
-	o.ReadCloser = &packedObject{z: z}
+	_, _ = br.Discard(2)
+	o.ReadCloser = io.NopCloser(&storedReader{br: br})
 	return o, nil
 }
 
-type packedObject struct{ z io.ReadCloser }
-
-func (o *packedObject) Read(b []byte) (int, error) {
-	n, err := o.z.Read(b)
-	if err != nil && !errors.Is(err, io.EOF) {
-		err = corrupt("a pack entry is damaged", err)
-	}
-	return n, err
+// storedReader reads a zlib stream of stored blocks. It leaves the checksum to
+// the reader of the object, who knows a better one: the id.
+type storedReader struct {
+	br    *bufio.Reader
+	left  int
+	final bool
 }
 
-func (o *packedObject) Close() error {
-	if o.z != nil {
-		inflaters.Put(o.z)
-		o.z = nil
+func (s *storedReader) Read(b []byte) (int, error) {
+	for s.left == 0 {
+		if s.final {
+			return 0, io.EOF
+		}
+		var h [5]byte
+		if _, err := io.ReadFull(s.br, h[:]); err != nil {
+			return 0, corrupt("a pack ends early", err)
+		}
+		n := binary.LittleEndian.Uint16(h[1:])
+		if h[0]&^1 != 0 || n != ^binary.LittleEndian.Uint16(h[3:]) {
+			return 0, corrupt("a pack entry is damaged", nil)
+		}
+		s.left, s.final = int(n), h[0] == 1
 	}
-	return nil
+	n, err := s.br.Read(b[:min(len(b), s.left)])
+	s.left -= n
+	if err != nil {
+		err = corrupt("a pack ends early", err)
+	}
+	return n, err
 }

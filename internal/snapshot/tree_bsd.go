@@ -18,4 +18,6 @@ func chmodAt(dir int, name string, perm uint32) error {
 	return unix.Fchmodat(dir, name, perm&0o7777, unix.AT_SYMLINK_NOFOLLOW)
 }
 
+func chmodFD(fd int, perm uint32) error { return unix.Fchmod(fd, perm&0o7777) }
+
 func clearFlags(int, string) bool { return false }

@@ -49,8 +49,13 @@ func chmodAt(dir int, name string, perm uint32) error {
 	if st.Mode&TypeMask == TypeLink {
 		return unix.ELOOP
 	}
+	return chmodFD(fd, perm)
+}
+
+// chmodFD changes the mode of what fd is, also when fd is O_PATH.
+func chmodFD(fd int, perm uint32) error {
 	// Linux 6.6 has fchmodat2 with AT_EMPTY_PATH; /proc works before it.
-	err = unix.Fchmodat(fd, "", perm&0o7777, unix.AT_EMPTY_PATH)
+	err := unix.Fchmodat(fd, "", perm&0o7777, unix.AT_EMPTY_PATH)
 	if err == unix.ENOSYS || err == unix.EOPNOTSUPP || err == unix.EINVAL || err == unix.EPERM {
 		if e := unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), perm&0o7777); e != unix.ENOENT {
 			return e

@@ -353,7 +353,7 @@ func unlink(dir int, name string) error {
 // Chmod implements WriteTree.
 func (t *OSTree) Chmod(p string, perm uint32) error {
 	if p == "" {
-		return pathErr("chmod", p, chmodAt(t.fd(), ".", perm))
+		return pathErr("chmod", p, chmodFD(t.fd(), perm))
 	}
 	return t.at("chmod", p, func(dir int, name string) error {
 		err := chmodAt(dir, name, perm)
