@@ -3,8 +3,10 @@ package guest
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"io"
+	"net/netip"
 
 	"assay/internal/guest/wire"
 )
@@ -97,7 +99,12 @@ func (c *Client) Ports(ctx context.Context) ([]Port, error) {
 	}
 	ps := make([]Port, 0, len(r.Ports))
 	for _, p := range r.Ports {
-		ps = append(ps, Port(p))
+		ip, ok := netip.AddrFromSlice([]byte(p.Address))
+		if !ok {
+			c.conn.Close()
+			return nil, gone("ports", wire.ErrProtocol)
+		}
+		ps = append(ps, Port{Address: ip.String(), Port: p.Port, UID: p.UID})
 	}
 	return ps, nil
 }
@@ -121,7 +128,7 @@ func (c *Client) Digest(ctx context.Context, paths ...string) ([]Digest, error) 
 	}
 	ds := make([]Digest, 0, len(paths))
 	for _, d := range r.Digests {
-		ds = append(ds, Digest{SHA256: d.SHA256, Err: resultError(d.Result)})
+		ds = append(ds, Digest{SHA256: hex.EncodeToString([]byte(d.SHA256)), Err: resultError(d.Result)})
 	}
 	return ds, nil
 }

@@ -291,7 +291,7 @@ type PortList struct {
 
 // Port is one listening TCP socket.
 type Port struct {
-	Address string // as an IP address
+	Address string // 4 or 16 bytes
 	Port    int
 	UID     uint32
 }
@@ -308,8 +308,8 @@ type DigestReply struct {
 	Digests []Digest
 }
 
-// Digest is the content hash of one file: lower-case hex SHA-256, or the reason
-// why there is none.
+// Digest is the content hash of one file, 32 bytes, or the reason why there is
+// none.
 type Digest struct {
 	SHA256 string
 	Result

@@ -19,6 +19,7 @@ type Stream struct {
 	mu     sync.Mutex
 	cond   sync.Cond
 	err    error
+	stop   error // of CancelReads
 	in     [2]inbox
 	out    [2]outbox
 	reply  []byte
@@ -189,8 +190,12 @@ func (s *Stream) CloseWrite(channel int) error {
 func (s *Stream) Next(channel int) ([]byte, error) {
 	s.mu.Lock()
 	in := &s.in[channel]
-	for len(in.buf) == 0 && !in.ended && s.err == nil {
+	for len(in.buf) == 0 && !in.ended && s.err == nil && s.stop == nil {
 		s.cond.Wait()
+	}
+	if s.stop != nil {
+		defer s.mu.Unlock()
+		return nil, s.stop
 	}
 	if len(in.buf) == 0 {
 		defer s.mu.Unlock()
@@ -205,6 +210,14 @@ func (s *Stream) Next(channel int) ([]byte, error) {
 	s.mu.Unlock()
 	s.sendCredit(channel, credit)
 	return b, nil
+}
+
+// CancelReads makes Next fail with err from now on. Replies can still be sent.
+func (s *Stream) CancelReads(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stop = err
+	s.cond.Broadcast()
 }
 
 // take books n consumed bytes and returns the credit to send now. The peer never

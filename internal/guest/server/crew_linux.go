@@ -1,0 +1,169 @@
+package server
+
+import (
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"assay/internal/guest/supervise"
+)
+
+// spares is how many supervisors wait for work, so that no command waits for the
+// start of its supervisor.
+const spares = 2
+
+// crew keeps the supervisors.
+type crew struct {
+	reaper *reaper
+	idle   chan *supervisor
+
+	mu     sync.Mutex
+	pids   map[int]*supervisor
+	closed bool
+	filler bool
+}
+
+type supervisor struct {
+	pid  int
+	link *supervise.Link
+}
+
+func newCrew(r *reaper) *crew {
+	return &crew{reaper: r, idle: make(chan *supervisor, spares), pids: map[int]*supervisor{}}
+}
+
+// hire returns a supervisor that has nothing to do yet.
+func (c *crew) hire() (*supervisor, error) {
+	select {
+	case s := <-c.idle:
+		return s, nil
+	default:
+		return c.recruit()
+	}
+}
+
+// fill starts spare supervisors in the background. A failure only means that a
+// later command starts its own and reports the error.
+func (c *crew) fill() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.filler || c.closed {
+		return
+	}
+	c.filler = true
+	go func() {
+		for len(c.idle) < spares {
+			s, err := c.recruit()
+			if err != nil {
+				break
+			}
+			select {
+			case c.idle <- s:
+			default:
+				s.link.Close()
+			}
+		}
+		c.mu.Lock()
+		c.filler = false
+		c.mu.Unlock()
+	}()
+}
+
+// recruit starts a supervisor.
+func (c *crew) recruit() (*supervisor, error) {
+	link, far, err := supervise.NewLink()
+	if err != nil {
+		return nil, err
+	}
+	defer far.Close()
+	in, out, err := nowhere()
+	if err != nil {
+		link.Close()
+		return nil, err
+	}
+	defer in.Close()
+	defer out.Close()
+	// The link names the running program, whatever happened to its file.
+	pid, over, err := c.reaper.start("/proc/self/exe", []string{supervise.ProcessName, supervise.SessionArg}, &syscall.ProcAttr{
+		Env:   []string{},
+		Files: []uintptr{in.Fd(), out.Fd(), out.Fd(), far.Fd()},
+	})
+	if err != nil {
+		link.Close()
+		return nil, err
+	}
+	s := &supervisor{pid: pid, link: link}
+	c.mu.Lock()
+	c.pids[pid] = s
+	closed := c.closed
+	c.mu.Unlock()
+	if closed {
+		link.Close()
+	}
+	go func() {
+		<-over
+		c.mu.Lock()
+		delete(c.pids, pid)
+		c.mu.Unlock()
+	}()
+	return s, nil
+}
+
+// dismiss closes all links: each supervisor kills its tree and ends.
+func (c *crew) dismiss() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, s := range c.pids {
+		s.link.Close()
+	}
+}
+
+// member says whether pid is a supervisor.
+func (c *crew) member(pid int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pids[pid] != nil
+}
+
+// nowhere returns an empty input and an output for what nobody reads, also where
+// there is no /dev/null.
+func nowhere() (in, out *os.File, err error) {
+	if null, err := openNull(); err == nil {
+		return null, null, nil
+	}
+	in, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	w.Close()
+	r, out, err := os.Pipe()
+	if err != nil {
+		in.Close()
+		return nil, nil, err
+	}
+	r.Close()
+	return in, out, nil
+}
+
+// openNull opens the null device and nothing that stands in its place.
+func openNull() (*os.File, error) {
+	f, err := os.OpenFile(os.DevNull, os.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if st, err := f.Stat(); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+		f.Close()
+		return nil, os.ErrInvalid
+	}
+	return f, nil
+}
+
+// size returns how many supervisors live.
+func (c *crew) size() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.pids)
+}

@@ -1,0 +1,97 @@
+package server
+
+import (
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// reaper is the only one in this process that waits for children: those that it
+// started and the orphans that it adopted.
+type reaper struct {
+	mu      sync.Mutex
+	waiting map[int]chan unix.WaitStatus
+	recent  [256]ended // orphans, in a ring
+	next    int
+}
+
+type ended struct {
+	pid    int
+	status unix.WaitStatus
+}
+
+func newReaper() *reaper {
+	r := &reaper{waiting: map[int]chan unix.WaitStatus{}}
+	child := make(chan os.Signal, 1)
+	signal.Notify(child, unix.SIGCHLD)
+	go func() {
+		for range child {
+			r.reap()
+		}
+	}()
+	return r
+}
+
+func (r *reaper) reap() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		var ws unix.WaitStatus
+		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG|unix.WALL, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		if ch := r.waiting[pid]; ch != nil {
+			ch <- ws
+			delete(r.waiting, pid)
+			continue
+		}
+		r.recent[r.next] = ended{pid, ws}
+		r.next = (r.next + 1) % len(r.recent)
+	}
+}
+
+// start starts a program; its status arrives on the channel. The lock keeps the
+// child from being reaped before anybody waits for it.
+func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan unix.WaitStatus, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pid, err := syscall.ForkExec(path, argv, attr)
+	if err != nil {
+		return 0, nil, err
+	}
+	return pid, r.wait(pid), nil
+}
+
+// watch returns the channel on which the status of pid arrives if it becomes an
+// orphan and ends, or has done so just now. forget gives that up.
+func (r *reaper) watch(pid int) (ch <-chan unix.WaitStatus, forget func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	forget = func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.waiting, pid)
+	}
+	for i := range r.recent {
+		if e := &r.recent[i]; e.pid == pid {
+			ch := make(chan unix.WaitStatus, 1)
+			ch <- e.status
+			e.pid = 0
+			return ch, forget
+		}
+	}
+	return r.wait(pid), forget
+}
+
+func (r *reaper) wait(pid int) <-chan unix.WaitStatus {
+	ch := make(chan unix.WaitStatus, 1)
+	r.waiting[pid] = ch
+	return ch
+}
