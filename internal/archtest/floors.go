@@ -26,9 +26,9 @@ var house = rules{
 			"agent/claudecode/...", "agent/codex/...", "agent/bub/...", "agent/opencode/...", "agent/command/...",
 			"agent/oracle/...", "agent/nop/...", "agent/script/...", "agent/agenttest",
 			"report/html/...", "report/junit/...", "report/markdown/...", "report/annotate/...",
-			"internal/dash", "internal/plain", "internal/jsonstream", "internal/bake",
+			"internal/dash", "internal/plain", "internal/jsonstream", "internal/bake", "internal/projectfile",
 		}},
-		{"4", []string{"internal/discover", "internal/schema", "internal/plan", "internal/pool", "builtin"}},
+		{"4", []string{"internal/discover", "internal/schema", "internal/scaffold", "internal/plan", "internal/pool", "builtin"}},
 		{"5", []string{"internal/attempt"}},
 		{"6", []string{"internal/run"}},
 		{"7", []string{"internal/cli"}},
@@ -38,7 +38,7 @@ var house = rules{
 	// Imported by tests and by each other only; free to look at any floor.
 	testOnly: []string{
 		"internal/archtest", "internal/testreq", "internal/testimage/...", "internal/testsum",
-		"internal/guest/guesttest", "sandbox/sandboxtest", "agent/agenttest",
+		"internal/guest/guesttest", "internal/board/boardtest", "sandbox/sandboxtest", "agent/agenttest",
 	},
 	// Things that few may import.
 	guarded: []guard{
@@ -55,7 +55,7 @@ var house = rules{
 	modules: []guard{
 		{"charm.land/", []string{"internal/dash"}, "the terminal library stays in dash"},
 		{"github.com/spf13/", []string{"internal/cli"}, "the flags library stays in cli"},
-		{"github.com/goccy/go-yaml", []string{"internal/discover", "internal/schema"}, "YAML is read in discover"},
+		{"github.com/goccy/go-yaml", []string{"internal/projectfile"}, "YAML is read in projectfile"},
 		{"github.com/moby/", []string{"sandbox/docker/...", "sandbox/compose/...", "bench/..."}, "the engine's client stays in docker"},
 		{"github.com/compose-spec/", []string{"sandbox/compose/..."}, "Compose files are read in compose"},
 		{"k8s.io/", []string{"sandbox/k8s/..."}, "Kubernetes stays in k8s"},
