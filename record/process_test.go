@@ -20,6 +20,12 @@ import (
 // child starts this test binary in a part.
 func child(tb testing.TB, part, root string) (*exec.Cmd, *bufio.Reader) {
 	tb.Helper()
+	cmd, out, _ := childWithInput(tb, part, root)
+	return cmd, out
+}
+
+func childWithInput(tb testing.TB, part, root string) (*exec.Cmd, *bufio.Reader, io.Writer) {
+	tb.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		tb.Fatal(err)
@@ -31,11 +37,15 @@ func child(tb testing.TB, part, root string) (*exec.Cmd, *bufio.Reader) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	return cmd, bufio.NewReader(out)
+	return cmd, bufio.NewReader(out), in
 }
 
 // sealForever is the part of a process that seals until it is killed. It prints
@@ -60,16 +70,16 @@ func sealForever(root string) {
 	os.Exit(0)
 }
 
-// contend is the part of a process that tries for the lock once, says how it
-// went and, when it won, holds it until its input ends.
+// contend is the part of a process that tries for the lock once for each line
+// of its input and says how it went; once it won it holds the lock.
 func contend(root string) {
-	_, err := Open(root, "contend --with\x1b[31m escape")
-	if err != nil {
-		fmt.Println(fault.CodeOf(err), strings.ReplaceAll(err.Error(), "\n", " "))
-		os.Exit(0)
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		if _, err := Open(root, "contend --with\x1b[31m escape"); err != nil {
+			fmt.Println(fault.CodeOf(err), strings.ReplaceAll(err.Error(), "\n", " "))
+			continue
+		}
+		fmt.Println("won")
 	}
-	fmt.Println("won")
-	_, _ = io.Copy(io.Discard, os.Stdin)
 	os.Exit(0)
 }
 
@@ -167,49 +177,48 @@ func TestOneOfEightGetsTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := []string{root, filepath.Join(dir, "alias", "record"), filepath.Join(dir, "real", "..", "alias", ".", "record")}
+	type contender struct {
+		cmd *exec.Cmd
+		out *bufio.Reader
+		in  io.Writer
+	}
+	start := func(i int) contender {
+		cmd, out, in := childWithInput(t, "contend", names[i%len(names)])
+		return contender{cmd, out, in}
+	}
+	all := make([]contender, 8)
+	for i := range all {
+		all[i] = start(i)
+	}
 	for round := range 50 {
-		type contender struct {
-			cmd *exec.Cmd
-			out *bufio.Reader
-			in  io.Closer
-		}
-		all := make([]contender, 8)
-		self, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range all {
-			cmd := exec.Command(self, names[i%len(names)])
-			cmd.Env = append(os.Environ(), childEnv+"=contend")
-			in, _ := cmd.StdinPipe()
-			out, _ := cmd.StdoutPipe()
-			if err := cmd.Start(); err != nil {
+		for _, c := range all {
+			if _, err := io.WriteString(c.in, "go\n"); err != nil {
 				t.Fatal(err)
 			}
-			all[i] = contender{cmd, bufio.NewReader(out), in}
 		}
-		winners := 0
-		for _, c := range all {
+		winner := -1
+		for i, c := range all {
 			line, err := c.out.ReadString('\n')
 			switch {
 			case err != nil:
 				t.Fatal(err)
 			case line == "won\n":
-				winners++
+				if winner >= 0 {
+					t.Fatalf("round %d: two winners", round)
+				}
+				winner = i
 			case !strings.HasPrefix(line, CodeRootBusy+" "):
 				t.Errorf("round %d: a loser says %q", round, line)
 			case !strings.Contains(line, root) || strings.ContainsRune(line, 0x1b):
 				t.Errorf("round %d: the message is %q", round, line)
 			}
 		}
-		if winners != 1 {
-			t.Fatalf("round %d: %d winners", round, winners)
+		if winner < 0 {
+			t.Fatalf("round %d: no winner", round)
 		}
 		// The winner dies without a word, and the lock with it.
-		for _, c := range all {
-			_ = c.cmd.Process.Kill()
-			_ = c.cmd.Wait()
-		}
+		_ = all[winner].cmd.Process.Kill()
+		_ = all[winner].cmd.Wait()
 		w, err := Open(root, "after the kill")
 		if err != nil {
 			t.Fatalf("round %d: after the holder's death: %v", round, err)
@@ -217,6 +226,7 @@ func TestOneOfEightGetsTheLock(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
+		all[winner] = start(winner)
 	}
 }
 

@@ -94,12 +94,17 @@ func OpenReader(root string) (*Reader, error) {
 	missing := func() error {
 		return fault.Configf(CodeRootMissing, "run `assay exp` first, or name the record with --record <dir>", "no record at %s", abs)
 	}
-	r, err := os.OpenRoot(abs)
+	info, err := os.Stat(abs)
+	if err == nil && !info.IsDir() {
+		return nil, fault.Configf(CodeFormatInvalid, "give --record a folder", "record root %s is not a folder", abs)
+	}
+	var r *os.Root
+	if err == nil {
+		r, err = os.OpenRoot(abs)
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, missing()
-	case errors.Is(err, syscall.ENOTDIR):
-		return nil, fault.Configf(CodeFormatInvalid, "give --record a folder", "record root %s is not a folder", abs)
 	case err != nil:
 		return nil, readError(err, abs, "open record "+abs)
 	}
