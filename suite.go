@@ -111,8 +111,10 @@ type Eval struct {
 	// as a server that a check asks. It excludes Hidden.
 	KeepProcesses bool
 	Checks        []Check
-	// Solution is what the oracle agent runs.
-	Solution *sandbox.Command
+	// Solution is what the oracle agent runs in the workdir, with the files of
+	// the host folder SolutionDir beside it in $SOLUTION_DIR.
+	Solution    *sandbox.Command
+	SolutionDir string
 	Teardown []sandbox.Command
 	Diff     DiffRules
 	Metadata map[string]any

@@ -188,6 +188,12 @@ func (l Layer) Template() (Template, bool) {
 	return *l.l.template, true
 }
 
+// SettingsOnly returns the layer without its start point and its chains: what
+// is left of a level whose start point a nearer level replaced.
+func (l Layer) SettingsOnly() Layer {
+	return l.with(func(d *layerData) { d.template, d.prepare, d.setup, d.teardown = nil, nil, nil, nil })
+}
+
 // Settings are the plain fields of a layer.
 type Settings struct {
 	User      string

@@ -70,3 +70,34 @@ func TestLongestValueFirst(t *testing.T) {
 		t.Errorf("With lost a value: %q", got)
 	}
 }
+
+func TestValueMasksEveryStringAndSharesNothing(t *testing.T) {
+	type inner struct{ S string }
+	shared := &inner{secret}
+	v := struct {
+		A string
+		P *inner
+		M map[string]any
+		R json.RawMessage
+		L []string
+		N *int
+	}{
+		A: "x " + secret, P: shared, M: map[string]any{secret: []any{secret, 1.5}},
+		R: json.RawMessage(`{"k":["` + strings.ReplaceAll(strings.ReplaceAll(secret, `\`, `\\`), `"`, `\"`) + `",12345678901234567890]}`),
+		L: []string{secret},
+	}
+	Value(New(secret), &v)
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(b), "sk-proj") || strings.Count(string(b), "redacted") != 6 {
+		t.Errorf("not masked everywhere: %s", b)
+	}
+	if !strings.Contains(string(v.R), "12345678901234567890") {
+		t.Errorf("a number lost digits: %s", v.R)
+	}
+	if shared.S != secret {
+		t.Error("a shared value was changed")
+	}
+}

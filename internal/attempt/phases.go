@@ -1,0 +1,400 @@
+package attempt
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	mrand "math/rand/v2"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"assay"
+	"assay/agent"
+	"assay/fault"
+	"assay/internal/archive"
+	"assay/internal/ledger"
+	"assay/internal/plan"
+	"assay/internal/redact"
+	"assay/internal/snapshot"
+	"assay/record"
+	"assay/sandbox"
+)
+
+// The policy of repeated creates.
+const (
+	createTries = 4
+	createBase  = time.Second
+)
+
+// create makes the sandbox. From here on it has an owner: it is stopped in the
+// end whatever happens.
+func (a *attempt) create(ctx context.Context) error {
+	env := a.slot.Environment
+	values := a.loadSecrets()
+	a.red = redact.New(values...)
+	req := sandbox.CreateRequest{
+		From: a.env.Prepared, Template: env.Template, Owner: a.env.Owner, User: a.slot.Settings.User, Workdir: a.slot.Settings.Workdir,
+		Resources: a.slot.Settings.Resources, Network: a.slot.Settings.Network, Lifetime: a.slot.Settings.Lifetime,
+		Timeout: a.slot.Timeout, Notes: notes{a, "sandbox.create"},
+	}
+	a.rec.Sandbox = &record.Sandbox{
+		Provider: env.Info.Kind, Engine: env.Info.Engine, Use: 1, Key: string(env.Key), From: a.env.Prepared.Ref,
+		User: req.User, Network: req.Network.Mode, Details: a.env.Prepared.Details, Limits: limits(req.Resources),
+	}
+	d, err := a.createWithRetry(ctx, env, req)
+	if err != nil {
+		return err
+	}
+	a.driver = d
+	a.push(undo{phase: "sandbox.stop", code: "sandbox-stop-failed", stop: true, limit: StopLimit, do: func(ctx context.Context) error { return a.sb.Stop(ctx) }})
+	envVars := a.slot.Settings.Env
+	for name, v := range a.secrets {
+		if slices.Contains(a.slot.Settings.SecretEnv, name) {
+			envVars[name] = v
+		}
+	}
+	a.sb = sandbox.New(d, sandbox.Options{
+		Provider: env.Provider, Env: envVars, Path: a.slot.Settings.Path, User: a.slot.Settings.User,
+		HostDir: a.slot.Eval.Dir, HostRoot: a.env.HostRoot, Redactor: a.red, Observe: a.observe,
+	})
+	a.rec.Sandbox.ID, a.rec.Sandbox.Workdir = d.ID(), d.Workdir()
+	var b [4]byte
+	rand.Read(b[:])
+	a.scratch = "/tmp/.s-" + hex.EncodeToString(b[:])
+	if !env.Info.Reset {
+		// The environment outlives the attempt, so what was put beside the
+		// agent is taken away again.
+		a.push(undo{phase: "sandbox.cleanup", code: "scratch-not-removed", do: func(ctx context.Context) error {
+			_, err := a.sb.RunCommandOrThrow(ctx, []string{"rm", "-rf", "--", a.scratch})
+			return err
+		}})
+	}
+	return nil
+}
+
+func limits(r sandbox.Resources) map[string]any {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil
+	}
+	var m map[string]any
+	if json.Unmarshal(b, &m) != nil || len(m) == 0 {
+		return nil
+	}
+	return m
+}
+
+// loadSecrets reads the named variables. Missing ones were refused before the
+// first attempt.
+func (a *attempt) loadSecrets() []string {
+	a.secrets = map[string]string{}
+	var values []string
+	for _, name := range append(slices.Clone(a.slot.Settings.SecretEnv), a.info.SecretEnv...) {
+		v, ok := a.env.Secret(name)
+		if !ok {
+			continue
+		}
+		a.secrets[name] = v
+		values = append(values, v)
+		if len(v) < redact.MinLength {
+			a.diagnostic("sandbox.create", sandbox.Diagnostic{Code: "secret-too-short", Level: sandbox.Warning, Message: fmt.Sprintf("the value of %s has fewer than %d characters and is not masked in output", name, redact.MinLength), DedupeKey: name})
+		}
+	}
+	return values
+}
+
+func (a *attempt) createWithRetry(ctx context.Context, env *plan.Environment, req sandbox.CreateRequest) (sandbox.Driver, error) {
+	for try := 1; ; try++ {
+		var b [16]byte
+		rand.Read(b[:])
+		req.Owner.Token = hex.EncodeToString(b[:])
+		d, err := env.Provider.Create(ctx, req)
+		if err == nil {
+			return d, nil
+		}
+		judged := sandbox.Judge(ctx, env.Provider, err)
+		out := *judged
+		if out.Code == "" {
+			out.Code = "sandbox-create-failed"
+		}
+		if out.What == "" {
+			out.What = fmt.Sprintf("create a %s sandbox", env.Info.Kind)
+			out.Err = err
+		}
+		if !env.Info.RetryCreate || judged.Class != fault.Transient || try == createTries || ctx.Err() != nil {
+			return nil, &out
+		}
+		if r, ok := env.Provider.(sandbox.Reconciler); ok {
+			if rerr := r.Reconcile(ctx, req.Owner); rerr != nil {
+				a.diagnostic("sandbox.create", sandbox.Diagnostic{Code: "sandbox-provision-reconcile-failed", Level: sandbox.Error, Message: rerr.Error()})
+				return nil, &out
+			}
+		}
+		wait := time.Duration(float64(createBase<<(try-1)) * (0.5 + mrand.Float64()))
+		if yerr := a.backOff(ctx, fmt.Sprintf("creating the sandbox failed (%s), trying again in %s", sandbox.Tail(err.Error(), 120), wait.Round(100*time.Millisecond)), wait); yerr != nil {
+			return nil, &fault.Error{Class: fault.Canceled, Code: out.Code, What: out.What, Err: errors.Join(yerr, err)}
+		}
+	}
+}
+
+// backOff sleeps without holding the global slot.
+func (a *attempt) backOff(ctx context.Context, why string, d time.Duration) error {
+	notes{a, a.current()}.Progress(sandbox.Progress{Message: why})
+	return a.env.Yield(ctx, "backing off", func(ctx context.Context) error {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			return nil
+		case <-ctx.Done():
+			return fault.Cause(ctx)
+		}
+	})
+}
+
+func (a *attempt) observe(c sandbox.CommandRecord) {
+	b, err := json.Marshal(c)
+	if err != nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.closed {
+		a.commands = append(a.commands, b)
+	}
+}
+
+// setup runs the setup chains, lowest level first. The teardown chains go on
+// the stack first: they run because setup was reached, also when it fails.
+func (a *attempt) setup(ctx context.Context) error {
+	steps := 0
+	for _, lv := range a.slot.Layers {
+		for _, st := range lv.Layer.TeardownSteps() {
+			steps++
+			a.push(undo{phase: "sandbox.teardown", code: "sandbox-teardown-fatal", fatal: true, do: func(ctx context.Context) error {
+				return a.step(ctx, "sandbox.teardown", st)
+			}})
+		}
+	}
+	for _, lv := range a.slot.Layers {
+		for _, st := range lv.Layer.SetupSteps() {
+			steps++
+			if err := a.step(ctx, "sandbox.setup", st); err != nil {
+				return &fault.Error{Class: fault.ClassOf(err), Code: cause(err, "sandbox-setup-failed"), Fix: fault.FixOf(err), Scope: fault.ScopeOf(err), What: "setup of " + lv.Name + ": " + sandbox.Tail(st.Label(), 120), Err: err}
+			}
+		}
+	}
+	if steps == 0 {
+		return errNothing
+	}
+	return nil
+}
+
+// cause keeps the code of an infrastructure failure and replaces others by the
+// phase's own.
+func cause(err error, code string) string {
+	switch c := fault.CodeOf(err); {
+	case c == "" || c == "command-exit":
+		return code
+	default:
+		return c
+	}
+}
+
+// step runs one element of a chain.
+func (a *attempt) step(ctx context.Context, phase string, st sandbox.Step) error {
+	if st.Hook != nil {
+		return a.guarded(func() error { return st.Hook(ctx, a.sb, notes{a, phase}) })
+	}
+	return a.declared(ctx, st.Command)
+}
+
+// declared runs a declared command, in the sandbox or on the host.
+func (a *attempt) declared(ctx context.Context, c sandbox.Command) error {
+	if c.Host {
+		return HostCommand(ctx, c, a.slot.Eval.Dir, map[string]string{"ASSAY_SANDBOX_ID": a.sb.ID()}, a.red)
+	}
+	_, err := a.sb.RunDeclared(ctx, c, sandbox.CommandOptions{})
+	return err
+}
+
+// prepare runs the per-attempt commands: the template owner's first.
+func (a *attempt) prepare(ctx context.Context) error {
+	order := []plan.Level{a.slot.Layers[a.slot.Owner]}
+	for i, lv := range a.slot.Layers {
+		if i != a.slot.Owner {
+			order = append(order, lv)
+		}
+	}
+	ran := false
+	for _, lv := range order {
+		for _, st := range lv.Layer.PrepareSteps() {
+			ran = true
+			if err := a.step(ctx, "sandbox.prepare", st); err != nil {
+				return &fault.Error{Class: fault.ClassOf(err), Code: cause(err, "sandbox-prepare-failed"), Fix: fault.FixOf(err), Scope: fault.ScopeOf(err), What: "prepare of " + lv.Name + ": " + sandbox.Tail(st.Label(), 120), Err: err}
+			}
+		}
+	}
+	if !ran {
+		return errNothing
+	}
+	return nil
+}
+
+// upload puts the eval's start files into the workdir.
+func (a *attempt) upload(ctx context.Context) error {
+	e := a.slot.Eval
+	if e.Workspace == "" && len(e.Files) == 0 {
+		return errNothing
+	}
+	if e.Workspace != "" {
+		if err := a.sb.UploadDirectory(ctx, e.Workspace, "", sandbox.TransferOptions{Ignore: []string{".git"}}); err != nil {
+			return err
+		}
+	}
+	if len(e.Files) == 0 {
+		return nil
+	}
+	files := make([]archive.File, 0, len(e.Files))
+	for name, body := range e.Files {
+		if !filepath.IsLocal(name) {
+			return fault.Configf("eval-files", "Use paths below the workdir.", "file %q of eval %s leaves the workdir", name, e.ID)
+		}
+		files = append(files, archive.File{Name: path.Clean(filepath.ToSlash(name)), Body: []byte(body)})
+	}
+	slices.SortFunc(files, func(x, y archive.File) int { return strings.Compare(x.Name, y.Name) })
+	return a.sb.WriteFiles(ctx, "", files...)
+}
+
+// session makes the n-th conversation.
+func (a *attempt) session(phase string) *agent.Session {
+	s := &agent.Session{
+		Number: len(a.sessions) + 1, Sandbox: a.sb, Scratch: a.scratch, Model: a.slot.Experiment.Def.Model,
+		ReasoningEffort: a.slot.Experiment.Def.ReasoningEffort, Flags: a.slot.Experiment.Def.Flags,
+		Experiment: a.slot.Ref.Experiment, Eval: a.slot.Ref.Eval, Attempt: a.rec.ID, Ordinal: a.slot.Ref.Ordinal,
+		Notes: notes{a, phase}, Solution: a.slot.Eval.Solution, Secrets: map[string]string{},
+	}
+	if a.secrets == nil {
+		a.red = redact.New(a.loadSecrets()...)
+	}
+	for _, name := range a.info.SecretEnv {
+		if v, ok := a.secrets[name]; ok {
+			s.Secrets[name] = v
+		}
+	}
+	if sol := a.slot.Eval.Solution; sol != nil {
+		s.SolutionDir = a.slot.Eval.SolutionDir
+	}
+	a.sessions = append(a.sessions, s)
+	return s
+}
+
+func (a *attempt) ensure(ctx context.Context) error {
+	s := a.session("agent.run")
+	a.rec.Agent = &record.AgentInfo{Name: a.info.Name, Version: a.info.Version, Model: s.Model}
+	e, ok := a.agent.(agent.Ensurer)
+	if !ok {
+		return errNothing
+	}
+	got, err := e.Ensure(ctx, s)
+	if err != nil {
+		return fault.Wrap(err, fault.ClassOf(err), cause(err, "agent-ensure-failed"), "make the agent ready")
+	}
+	if got.Version != "" {
+		a.rec.Agent.Version = got.Version
+	}
+	a.rec.Agent.Details = got.Details
+	return nil
+}
+
+func (a *attempt) evalSetup(ctx context.Context) error {
+	e := a.slot.Eval
+	for _, c := range e.Teardown {
+		a.push(undo{phase: "eval.teardown", code: "eval-teardown-failed", do: func(ctx context.Context) error { return a.declared(ctx, c) }})
+	}
+	if len(e.Setup) == 0 {
+		return errNothing
+	}
+	for _, c := range e.Setup {
+		if err := a.declared(ctx, c); err != nil {
+			return &fault.Error{Class: fault.ClassOf(err), Code: cause(err, "eval-setup-failed"), Fix: fault.FixOf(err), What: "setup of the eval: " + sandbox.Tail(c.Label(), 120), Err: err}
+		}
+	}
+	return nil
+}
+
+// baseline marks the state that is not the agent's work, and the tools that the
+// grader will use.
+func (a *attempt) baseline(ctx context.Context) error {
+	rules := snapshot.Rules{Ignore: append(slices.Clone(a.slot.Eval.Diff.Ignore), a.info.Artifacts...), Include: a.slot.Eval.Diff.Include}
+	a.ledger = ledger.Open(a.sb, a.scratch, rules)
+	stats, err := a.ledger.Mark(ctx)
+	switch code := fault.CodeOf(err); {
+	case err == nil:
+		if stats.Special > 0 {
+			a.diagnostic("workspace.baseline", sandbox.Diagnostic{Code: "ledger-special-files", Level: sandbox.Warning, Message: fmt.Sprintf("%d sockets, pipes or devices in the workdir are not part of the diff", stats.Special)})
+		}
+	case code == ledger.CodeUnavailable:
+		a.noLedger = err
+		a.diagnostic("workspace.baseline", sandbox.Diagnostic{Code: "workspace-diff-unavailable", Level: sandbox.Warning, Message: err.Error()})
+	default:
+		return err
+	}
+	return a.sb.MarkShell(ctx)
+}
+
+func (a *attempt) agentSetup(ctx context.Context) error {
+	st, ok := a.agent.(agent.Starter)
+	if !ok {
+		return errNothing
+	}
+	s := a.sessions[0]
+	a.push(undo{phase: "agent.teardown", code: "agent-teardown-failed", do: func(ctx context.Context) error { return st.Teardown(ctx, s) }})
+	if err := st.Setup(ctx, s); err != nil {
+		return fault.Wrap(err, fault.ClassOf(err), cause(err, "agent-setup-failed"), "set the agent up")
+	}
+	return nil
+}
+
+// body runs the eval's test.
+func (a *attempt) body(ctx context.Context) error {
+	a.t = assay.NewT(a)
+	patience := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(bodyPatience, func() { close(patience) }) })
+	defer stop()
+	out := a.t.RunBody(ctx, func(ctx context.Context, t *assay.T) error {
+		if err := a.slot.Eval.Body()(ctx, t); err != nil {
+			return err
+		}
+		t.Conclude(ctx)
+		return nil
+	}, patience)
+	a.rec.Skip = out.Skip
+	return out.Err
+}
+
+// collect gathers the evidence, also after a failure or a timeout: then on a
+// budget of its own, as far as the sandbox still answers.
+func (a *attempt) collect(ctx context.Context) error {
+	if a.t == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = a.closing("evidence-limit", evidenceLimit)
+		defer cancel()
+	}
+	if a.ledger != nil && a.noLedger == nil && a.windows > 0 && a.sb.Unusable() == nil {
+		if err := a.timed(ctx, "workspace.diff", func(ctx context.Context) error { _, err := a.diff(ctx, 1, a.windows); return err }); err != nil {
+			a.noLedger = err
+			a.diagnostic("workspace.diff", sandbox.Diagnostic{Code: "workspace-diff-unavailable", Level: sandbox.Warning, Message: err.Error()})
+		}
+	}
+	return a.timed(ctx, "assertions.evaluate", func(ctx context.Context) error { a.rec.Checks = a.t.Finish(ctx); return nil })
+}

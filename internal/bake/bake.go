@@ -1,0 +1,212 @@
+// Package bake makes providers ready before the first attempt: it checks each
+// provider once and prepares each distinct start point once, three at a time,
+// and remembers what failed.
+package bake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"assay/fault"
+	"assay/internal/event"
+	"assay/internal/plan"
+	"assay/record"
+	"assay/sandbox"
+)
+
+// Width is how many start points are prepared at once.
+const Width = 3
+
+// CheckLimit bounds one check of a provider: a stalled engine is told within
+// ten seconds.
+const CheckLimit = 9 * time.Second
+
+// waits are the pauses before a transient step is repeated.
+var waits = [...]time.Duration{2 * time.Second, 8 * time.Second}
+
+// Result is what became of one start point.
+type Result struct {
+	Prepared sandbox.Prepared
+	// Err is why there is none, or nil; Info tells it for the record.
+	Err  *fault.Error
+	Info *record.PrepareError
+}
+
+// CheckAll checks each provider of the environments once. It returns the first
+// failure, classed: Config is the user's to fix.
+func CheckAll(ctx context.Context, envs []*plan.Environment, sink event.Sink) error {
+	seen := map[sandbox.Provider]bool{}
+	var errs []error
+	for _, e := range envs {
+		if seen[e.Provider] {
+			continue
+		}
+		seen[e.Provider] = true
+		sink(event.Check{Provider: e.Info.Kind, Status: event.Started})
+		err := retry(ctx, e.Provider, func(ctx context.Context) error {
+			ctx, cancel := fault.WithTimeout(ctx, "check-limit", CheckLimit, "built-in")
+			defer cancel()
+			return within(ctx, e.Provider.Check)
+		})
+		if err == nil {
+			sink(event.Check{Provider: e.Info.Kind, Status: event.Done})
+			continue
+		}
+		j := sandbox.Judge(ctx, e.Provider, err)
+		fe := &fault.Error{Class: j.Class, Code: j.Code, Fix: j.Fix, Scope: fault.ScopeRun, Stage: "check", What: "the " + e.Info.Kind + " sandbox is not ready", Err: err}
+		if fe.Code == "" {
+			fe.Code = "sandbox.check-failed"
+		}
+		sink(event.Check{Provider: e.Info.Kind, Status: event.Broken, Err: err.Error()})
+		errs = append(errs, fe)
+	}
+	return errors.Join(errs...)
+}
+
+// within returns when f does or when ctx ends, whichever comes first.
+func within(ctx context.Context, f func(context.Context) error) error {
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(500 * time.Millisecond):
+		return &fault.Error{Class: fault.Config, Code: "sandbox.check-timeout", What: "the provider did not answer", Fix: "See whether the engine or service is up, and run `assay doctor`.", Err: fault.Cause(ctx)}
+	}
+}
+
+// retry repeats a step that fails transiently, after 2 s and after 8 s.
+func retry(ctx context.Context, p sandbox.Provider, step func(context.Context) error) error {
+	for i := 0; ; i++ {
+		err := step(ctx)
+		if err == nil || i == len(waits) || sandbox.Judge(ctx, p, err).Class != fault.Transient {
+			return err
+		}
+		t := time.NewTimer(waits[i])
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("%w: %w", fault.Cause(ctx), err)
+		}
+	}
+}
+
+// steps runs the slow steps of one preparation.
+type steps struct {
+	p    sandbox.Provider
+	tell func(stage string)
+	mu   sync.Mutex
+	last string
+}
+
+// Do runs a step, repeated while it fails transiently, and names its stage when
+// it fails.
+func (s *steps) Do(ctx context.Context, stage string, step func(context.Context) error) error {
+	s.mu.Lock()
+	s.last = stage
+	s.mu.Unlock()
+	s.tell(stage)
+	err := retry(ctx, s.p, step)
+	if err == nil {
+		return nil
+	}
+	j := sandbox.Judge(ctx, s.p, err)
+	return &fault.Error{Class: j.Class, Code: j.Code, Fix: j.Fix, Stage: stage, Err: err}
+}
+
+// Oven holds the results of one run.
+type Oven struct {
+	sink  event.Sink
+	width chan struct{}
+	mu    sync.Mutex
+	done  map[*plan.Environment]*entry
+}
+
+type entry struct {
+	once sync.Once
+	res  Result
+}
+
+// New returns an empty oven.
+func New(sink event.Sink) *Oven {
+	return &Oven{sink: sink, width: make(chan struct{}, Width), done: map[*plan.Environment]*entry{}}
+}
+
+// Prepare returns the start point of an environment, made on the first call.
+// Later calls, also after a failure, get the same result.
+func (o *Oven) Prepare(ctx context.Context, env *plan.Environment) Result {
+	o.mu.Lock()
+	e := o.done[env]
+	if e == nil {
+		e = &entry{}
+		o.done[env] = e
+	}
+	o.mu.Unlock()
+	e.once.Do(func() {
+		o.width <- struct{}{}
+		defer func() { <-o.width }()
+		e.res = o.bake(ctx, env)
+	})
+	return e.res
+}
+
+// PrepareAll prepares every environment and waits.
+func (o *Oven) PrepareAll(ctx context.Context, envs []*plan.Environment) {
+	var wg sync.WaitGroup
+	for _, env := range envs {
+		wg.Go(func() { o.Prepare(ctx, env) })
+	}
+	wg.Wait()
+}
+
+func (o *Oven) bake(ctx context.Context, env *plan.Environment) (res Result) {
+	ev := event.Prepare{Key: string(env.Key), Provider: env.Info.Kind, Label: env.Label(), Status: event.Started, Levels: env.Levels}
+	o.sink(ev)
+	s := &steps{p: env.Provider, tell: func(stage string) {
+		ev := ev
+		ev.Stage = stage
+		o.sink(ev)
+	}}
+	var err error
+	func() {
+		defer func() {
+			if p := recover(); p != nil {
+				err = &fault.Error{Code: "panic", What: fmt.Sprintf("panic while the sandbox was prepared: %v", p)}
+			}
+		}()
+		res.Prepared, err = env.Provider.Prepare(ctx, env.Template, env.Harness, s)
+	}()
+	if err == nil {
+		ev.Status = event.Done
+		o.sink(ev)
+		return res
+	}
+	j := sandbox.Judge(ctx, env.Provider, err)
+	stage := fault.StageOf(err)
+	if stage == "" {
+		stage = s.last
+	}
+	res.Err = &fault.Error{Class: j.Class, Code: "sandbox.prepare-failed", Stage: "prepare", Fix: j.Fix, What: "prepare the sandbox " + env.Label(), Err: err}
+	headline := fmt.Sprintf("%s could not be prepared (%s at %s)", env.Label(), class(j), stage)
+	res.Info = &record.PrepareError{Headline: headline, Stage: stage, Class: j.Class.String(), Cause: sandbox.Tail(err.Error(), 1000), Levels: env.Levels}
+	ev.Status, ev.Stage, ev.Class, ev.Headline, ev.Message = event.Broken, stage, j.Class.String(), headline, res.Info.Cause
+	o.sink(ev)
+	return res
+}
+
+// class names a resource failure by what ran out.
+func class(e *fault.Error) string {
+	if e.Class == fault.Resource && e.Code != "" {
+		return e.Class.String() + ": " + e.Code
+	}
+	return e.Class.String()
+}

@@ -1,0 +1,369 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"assay"
+	"assay/fault"
+	"assay/internal/attempt"
+	"assay/internal/board"
+	"assay/internal/dash"
+	"assay/internal/emit"
+	"assay/internal/event"
+	"assay/internal/jsonstream"
+	"assay/internal/plain"
+	"assay/internal/plan"
+	"assay/internal/run"
+	"assay/record"
+	"assay/sandbox"
+)
+
+type expOptions struct {
+	sel       plan.Selection
+	dry, json bool
+	record    string
+	early     bool
+	noEarly   bool
+	keep      string
+	agent     string
+	model     string
+}
+
+func (a *app) exp() *cobra.Command {
+	var o expOptions
+	c := &cobra.Command{
+		Use:   "exp [experiment] [eval-prefix…]",
+		Short: "Run experiments",
+		Long: "Run experiments: prepare each sandbox, run the attempts, grade them and record the results.\n\n" +
+			"The first argument selects experiments: an id, a folder, a folder and the start of a name, or a file.\n" +
+			"Further arguments narrow the evals; each must match at least one.\n\n" +
+			"Exit codes: 0 all green, 1 red or incomplete, 2 you can fix it, 3 infrastructure could not be readied,\n" +
+			"4 a crash, 130 interrupted, 143 terminated. The first Ctrl-C stops starting and cleans up, the second\n" +
+			"stops the sandboxes at once, the third leaves.",
+		Example: "  " + a.w.Name + " exp                      everything\n" +
+			"  " + a.w.Name + " exp codex/small fix-      the evals that start with fix-\n" +
+			"  " + a.w.Name + " exp codex --dry           what would run, and why; costs nothing\n" +
+			"  " + a.w.Name + " exp codex --attempts 5 --max-concurrency 8",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				o.sel.Experiment, o.sel.Evals = args[0], args[1:]
+			}
+			if err := o.check(c); err != nil {
+				return err
+			}
+			return a.runExp(c.Context(), o)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&o.dry, "dry", false, "print the plan with a reason per slot; create nothing")
+	f.BoolVar(&o.json, "json", false, "machine output: one JSON event a line, a receipt last (with --dry: one document)")
+	f.IntVar(&o.sel.MaxConcurrency, "max-concurrency", 0, "global width, over the providers' own")
+	f.IntVar(&o.sel.Attempts, "attempts", 0, "attempts per eval, over the experiment's own")
+	f.DurationVar(&o.sel.Timeout, "timeout", 0, "limit of one attempt, such as 20m, over all others")
+	f.Float64Var(&o.sel.Budget, "budget", 0, "USD per experiment after which nothing more starts")
+	f.StringSliceVar(&o.sel.Tags, "tag", nil, "only evals with this tag (repeatable)")
+	f.StringVar(&o.record, "record", "", "record root; nothing is appended to it")
+	f.BoolVar(&o.early, "early-exit", false, "stop an eval's attempts after the first pass")
+	f.BoolVar(&o.noEarly, "no-early-exit", false, "run all attempts whatever the experiment says")
+	f.StringVar(&o.keep, "keep-sandbox", "", "not done by this version")
+	f.Lookup("keep-sandbox").NoOptDefVal = "failed"
+	f.StringVar(&o.agent, "agent", "", "")
+	f.StringVar(&o.model, "model", "", "")
+	for _, hidden := range []string{"agent", "model"} {
+		f.Lookup(hidden).Hidden = true
+	}
+	c.AddCommand(a.expList())
+	return c
+}
+
+// check refuses flags that make no sense before anything is touched.
+func (o *expOptions) check(c *cobra.Command) error {
+	changed := c.Flags().Changed
+	switch {
+	case changed("agent"), changed("model"):
+		return fault.Configf("usage", "Change `agent:` or `model:` in the experiment's file, or copy the file: one file is one configuration.", "an experiment's agent and model cannot be set by a flag")
+	case changed("keep-sandbox"):
+		return fault.Configf("keep-sandbox-unavailable", "Remove --keep-sandbox.", "this version cannot keep sandboxes")
+	case o.early && o.noEarly:
+		return fault.Configf("usage", "Give one of them.", "--early-exit and --no-early-exit exclude each other")
+	case changed("attempts") && o.sel.Attempts < 1, changed("max-concurrency") && o.sel.MaxConcurrency < 1:
+		return fault.Configf("usage", "Give a number from 1.", "--attempts and --max-concurrency start at 1")
+	case changed("timeout") && o.sel.Timeout <= 0:
+		return fault.Configf("usage", "Give a duration such as 90s or 20m.", "--timeout must be positive")
+	case changed("budget") && o.sel.Budget <= 0:
+		return fault.Configf("usage", "Give an amount of USD.", "--budget must be positive")
+	}
+	if o.early || o.noEarly {
+		o.sel.EarlyExit = &o.early
+	}
+	return nil
+}
+
+func (a *app) runExp(ctx context.Context, o expOptions) error {
+	suite, err := a.suite(ctx)
+	if err != nil {
+		return err
+	}
+	root, err := a.recordRoot(suite, o.record)
+	if err != nil {
+		return err
+	}
+	if o.dry {
+		return a.dry(ctx, suite, root, o)
+	}
+	p, err := plan.Link(ctx, suite, o.sel, nil)
+	if err != nil {
+		return err
+	}
+	writer, err := record.Open(root, "exp")
+	if err != nil {
+		return err
+	}
+	defer writer.Close()
+	return a.execute(ctx, suite, p, writer, o)
+}
+
+// view shows a run.
+type view interface {
+	Handle(event.Event)
+	Close() error
+}
+
+func (a *app) view(json bool) view {
+	stdout := fileOf(a.p.Stdout)
+	bo := board.Options{Command: a.w.Name}
+	switch {
+	case json:
+		return jsonstream.New(a.p.Stdout, jsonstream.Options{})
+	case stdout != nil && dash.Usable(stdout, a.p.env):
+		_, noColor := a.p.Env("NO_COLOR")
+		return dash.New(stdout, dash.Options{Options: bo, Input: a.p.Stdin, NoColor: noColor})
+	default:
+		return plain.New(a.p.Stdout, plain.Options{Options: bo})
+	}
+}
+
+func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, writer *record.Writer, o expOptions) error {
+	v := a.view(o.json)
+	in := a.interrupts(ctx, v.Handle)
+	defer in.close()
+	out, err := run.Run(in.work, run.Options{
+		Plan: p, Writer: writer, Sink: v.Handle, Env: a.p.Env, Root: suite.Root, Owner: owner(), Tool: a.w.Version, Force: in.force,
+	})
+	verr := v.Close()
+	if verr != nil && !emit.Quiet(verr) {
+		err = errors.Join(err, a.wrote(verr))
+	}
+	if code := in.code(); code != 0 {
+		if err != nil && fault.CodeOf(err) != "interrupted" {
+			a.p.show(err)
+		}
+		return exitError(code)
+	}
+	if err != nil {
+		return err
+	}
+	if out.Fatal != nil {
+		a.p.show(out.Fatal)
+		return exitError(ExitRed)
+	}
+	if out.Red {
+		return exitError(ExitRed)
+	}
+	return nil
+}
+
+// owner identifies this process on what it creates.
+func owner() sandbox.Owner {
+	o := record.CurrentOwner()
+	return sandbox.Owner{Host: o.Host, Boot: o.Boot, PIDNamespace: o.PIDNamespace, PID: o.PID, StartTime: o.Start}
+}
+
+// interrupts turns signals into the three levels.
+type interrupts struct {
+	work, force context.Context
+	stop        func()
+	last        atomic.Int32
+}
+
+// closeBound is how long closing work may take after a second signal.
+const closeBound = 60 * time.Second
+
+func (a *app) interrupts(ctx context.Context, tell func(event.Event)) *interrupts {
+	in := &interrupts{}
+	work, cancel := context.WithCancelCause(ctx)
+	force, cut := context.WithCancelCause(context.WithoutCancel(ctx))
+	in.work, in.force = work, force
+	signals := a.p.Signals
+	release := func() {}
+	if signals == nil {
+		ch := make(chan os.Signal, 4)
+		signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
+		signals, release = ch, func() { signal.Stop(ch) }
+	}
+	done := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		var bound <-chan time.Time
+		for level := 1; ; level++ {
+			select {
+			case <-done:
+				return
+			case <-bound:
+				level = 3
+			case s := <-signals:
+				code := ExitInterrupted
+				if s == syscall.SIGTERM {
+					code = ExitTerminated
+				}
+				in.last.Store(int32(code))
+				tell(event.Interrupt{Signal: s.String(), Level: min(level, 3)})
+			}
+			switch level {
+			case 1:
+				cancel(attempt.ErrInterrupted)
+			case 2:
+				cut(attempt.ErrInterrupted)
+				bound = time.After(closeBound)
+			default:
+				a.p.Exit(int(in.last.Load()))
+				return
+			}
+		}
+	}()
+	in.stop = func() {
+		release()
+		close(done)
+		<-ended
+		cancel(nil)
+		cut(nil)
+	}
+	return in
+}
+
+func (in *interrupts) close() { in.stop() }
+
+// code is the exit code of the last signal, 0 for none.
+func (in *interrupts) code() int { return int(in.last.Load()) }
+
+// dry prints the plan and creates nothing.
+func (a *app) dry(ctx context.Context, suite *assay.Suite, root string, o expOptions) error {
+	prior, err := newPrior(ctx, root)
+	if err != nil {
+		return err
+	}
+	p, err := plan.Link(ctx, suite, o.sel, prior)
+	if o.json {
+		return a.dryJSON(p, err)
+	}
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(a.p.Stdout, 0, 4, 2, ' ', 0)
+	slots := p.Slots()
+	fmt.Fprintf(w, "plan: %d slots in %d experiments, %d distinct sandboxes; nothing was created\n", len(slots), len(p.Experiments), len(p.Environments))
+	for _, n := range p.Notices {
+		fmt.Fprintf(w, "notice: %s\n", n.Message)
+	}
+	for _, x := range p.Experiments {
+		fmt.Fprintf(w, "\n%s\n", describeExperiment(x))
+		for _, s := range x.Slots {
+			fmt.Fprintf(w, "  %s#%d\t%s\n", s.Ref.Eval, s.Ref.Ordinal, action(s))
+		}
+	}
+	return a.wrote(w.Flush())
+}
+
+func describeExperiment(x *plan.Experiment) string {
+	parts := []string{string(x.ID), "agent " + x.Agent.Name}
+	if x.Def.Model != "" {
+		parts = append(parts, "model "+x.Def.Model)
+	}
+	if len(x.Slots) > 0 && x.Slots[0].Environment != nil {
+		parts = append(parts, x.Slots[0].Environment.Label())
+	}
+	if x.Slots[0].Timeout > 0 {
+		parts = append(parts, fmt.Sprintf("timeout %s (%s)", x.Slots[0].Timeout, x.Slots[0].TimeoutLayer))
+	}
+	if x.Def.MaxConcurrency > 0 {
+		parts = append(parts, fmt.Sprintf("width %d", x.Def.MaxConcurrency))
+	}
+	return strings.Join(parts, " · ")
+}
+
+func action(s *plan.Slot) string {
+	out := string(s.Action) + ": " + s.Reason
+	if s.Prior != "" {
+		out += fmt.Sprintf(" (last %s %s)", s.PriorVerdict, s.Prior)
+	}
+	return out
+}
+
+// drySlot is one slot of the plan's document.
+type drySlot struct {
+	Experiment string   `json:"experiment"`
+	Eval       string   `json:"eval"`
+	Ordinal    int      `json:"ordinal"`
+	Action     string   `json:"action"`
+	Reason     string   `json:"reason"`
+	Changed    []string `json:"changed,omitempty"`
+	Locator    string   `json:"locator,omitempty"`
+	Key        string   `json:"key,omitempty"`
+}
+
+type dryError struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+	Fix     string `json:"fix,omitempty"`
+}
+
+func (a *app) dryJSON(p *plan.Plan, linkErr error) error {
+	doc := struct {
+		Schema string     `json:"schema"`
+		Slots  []drySlot  `json:"slots"`
+		Errors []dryError `json:"errors"`
+	}{Schema: "assay.exp-plan/v1", Slots: []drySlot{}, Errors: []dryError{}}
+	if p != nil {
+		for _, s := range p.Slots() {
+			d := drySlot{Experiment: string(s.Ref.Experiment), Eval: string(s.Ref.Eval), Ordinal: s.Ref.Ordinal, Action: string(s.Action), Reason: s.Reason, Changed: s.Changed, Locator: string(s.Prior)}
+			if s.Environment != nil {
+				d.Key = string(s.Environment.Key)
+			}
+			doc.Slots = append(doc.Slots, d)
+		}
+	}
+	if linkErr != nil {
+		for _, e := range split(linkErr) {
+			doc.Errors = append(doc.Errors, dryError{Code: fault.CodeOf(e), Message: e.Error(), Fix: fault.FixOf(e)})
+		}
+	}
+	if err := a.printJSON(doc); err != nil {
+		return err
+	}
+	if linkErr != nil {
+		return exitError(codeOf(linkErr))
+	}
+	return nil
+}
+
+// printJSON writes one document.
+func (a *app) printJSON(doc any) error {
+	enc := json.NewEncoder(a.p.Stdout)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return a.wrote(enc.Encode(doc))
+}

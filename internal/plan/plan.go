@@ -1,0 +1,133 @@
+// Package plan links evals with experiments: it selects, resolves every field
+// that several levels can set, finds all problems at once, asks providers for
+// keys, and orders the slots. It creates nothing and uses no network.
+package plan
+
+import (
+	"time"
+
+	"assay"
+	"assay/agent"
+	"assay/record"
+	"assay/ref"
+	"assay/sandbox"
+)
+
+// Selection is what the command line asks for.
+type Selection struct {
+	// Experiment selects experiments; "" is all.
+	Experiment string
+	// Evals are id prefixes, each of which must match something.
+	Evals []string
+	Tags  []string
+	// The overrides; zero means none.
+	Attempts       int
+	Timeout        time.Duration
+	Budget         float64
+	MaxConcurrency int
+	EarlyExit      *bool
+}
+
+// Plan is everything a run will do, as data.
+type Plan struct {
+	Experiments []*Experiment
+	// Environments are the distinct start points, in order of first use.
+	Environments []*Environment
+	// Width is the explicit global width, 0 when providers decide.
+	Width int
+	// Notices are worth saying once, such as an inert sandbox layer.
+	Notices []Notice
+}
+
+// Notice is something worth saying once.
+type Notice struct{ Code, Message string }
+
+// Slots returns all slots in discovery order.
+func (p *Plan) Slots() []*Slot {
+	var out []*Slot
+	for _, e := range p.Experiments {
+		out = append(out, e.Slots...)
+	}
+	return out
+}
+
+// Experiment is one selected experiment with its overrides resolved.
+type Experiment struct {
+	Def       *assay.Experiment
+	ID        ref.ExperimentID
+	Agent     agent.Info
+	Attempts  int
+	EarlyExit bool
+	Budget    float64
+	Slots     []*Slot
+}
+
+// Environment is a distinct start point: what is prepared once.
+type Environment struct {
+	Provider sandbox.Provider
+	Info     sandbox.Info
+	Template sandbox.Template
+	Harness  sandbox.Harness
+	Key      sandbox.Key
+	// Levels are the levels that set it, such as "experiment codex" or
+	// "eval button", in order of first use.
+	Levels []string
+	// Default is true when a level set it that is shared by the whole run.
+	Default bool
+}
+
+// Action is what happens to a slot.
+type Action string
+
+// The actions.
+const (
+	Execute Action = "execute"
+	Carry   Action = "carry"
+)
+
+// Slot is one planned attempt.
+type Slot struct {
+	Ref        ref.Slot
+	Experiment *Experiment
+	Eval       *assay.Eval
+	// Environment is nil for a direct agent.
+	Environment *Environment
+	// Layers are the layers that apply, from the lowest level to the nearest;
+	// nil for a direct agent.
+	Layers []Level
+	// Owner is the index in Layers of the one that bears the template.
+	Owner    int
+	Settings sandbox.Settings
+	// Timeout is the attempt's limit, 0 for none, and who set it.
+	Timeout      time.Duration
+	TimeoutLayer string
+
+	Action  Action
+	Reason  string
+	Changed []string
+	// Prior is the recorded attempt that Reason speaks of, or "".
+	Prior ref.Locator
+	// PriorVerdict belongs to Prior.
+	PriorVerdict record.Verdict
+}
+
+// Level is a layer and the level that declared it.
+type Level struct {
+	// Name is "config", "profile heavy", "experiment x", "group g" or "eval y".
+	Name  string
+	Layer sandbox.Layer
+}
+
+// Prior tells what the record knows; nil knows nothing.
+type Prior interface {
+	// Latest returns the newest recorded result of a slot, or nil.
+	Latest(ref.Slot) *record.Attempt
+}
+
+// Label names the start point for people, such as "docker node:24-slim".
+func (e *Environment) Label() string {
+	if n, ok := e.Template.Spec.(interface{ Label() string }); ok {
+		return e.Info.Kind + " " + n.Label()
+	}
+	return e.Info.Kind
+}

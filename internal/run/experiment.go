@@ -1,0 +1,428 @@
+package run
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"assay/fault"
+	"assay/internal/attempt"
+	"assay/internal/bake"
+	"assay/internal/event"
+	"assay/internal/plan"
+	"assay/record"
+	"assay/ref"
+	"assay/sandbox"
+)
+
+// conductor is the state of one invocation.
+type conductor struct {
+	o           Options
+	oven        *bake.Oven
+	invocation  ref.InvocationID
+	begin       time.Time
+	queued      time.Time
+	receipt     record.Receipt
+	experiments []*experiment
+	stop        context.CancelFunc
+
+	mu    sync.Mutex
+	fatal error
+}
+
+func newConductor(o Options, oven *bake.Oven) *conductor {
+	c := &conductor{o: o, oven: oven, invocation: ref.NewInvocation(), begin: time.Now()}
+	c.o.Owner.Invocation = c.invocation
+	c.receipt = record.Receipt{InvocationID: c.invocation, StartedAt: c.begin}
+	return c
+}
+
+// halt stops every further dispatch: a result that cannot be recorded must not
+// be paid for.
+func (c *conductor) halt(err error) {
+	c.mu.Lock()
+	first := c.fatal == nil
+	if first {
+		c.fatal = err
+	}
+	c.mu.Unlock()
+	if first {
+		c.o.Sink(event.Halted{Scope: "run", Message: err.Error()})
+		c.stop()
+	}
+}
+
+// experiment is the state of one run.
+type experiment struct {
+	c  *conductor
+	x  *plan.Experiment
+	w  *record.RunWriter
+	id ref.RunID
+
+	setupOnce    sync.Once
+	setupDone    chan struct{}
+	setupErr     error
+	setupEntered bool
+
+	mu        sync.Mutex
+	left      int // slots that have not ended
+	evals     map[ref.EvalID]*evalState
+	skipped   []record.NotRunSlot
+	halted    string // why nothing more of this experiment starts
+	spent     float64
+	blind     int // attempts that ran the agent and told no cost
+	overdrawn bool
+	diags     []record.Diagnostic
+	facts     record.Facts
+	err       *record.ErrorInfo
+}
+
+// evalState is what is known of one eval of a run.
+type evalState struct {
+	passed, failed, errored, skipped int
+	unmeasured                       int // slots without a result that should have one
+	streak                           int
+	code                             string // of the streak
+	halted                           string
+}
+
+func (x *experiment) eval(id ref.EvalID) *evalState {
+	e := x.evals[id]
+	if e == nil {
+		e = &evalState{}
+		x.evals[id] = e
+	}
+	return e
+}
+
+// admit decides at the moment a slot could start whether it still should.
+func (x *experiment) admit(s *plan.Slot) bool {
+	x.mu.Lock()
+	e := x.eval(s.Ref.Eval)
+	reason := ""
+	switch {
+	case x.halted != "":
+		reason = x.halted
+	case e.halted != "":
+		reason = e.halted
+	case x.x.EarlyExit && e.passed > 0:
+		reason = "early-exit"
+	case x.x.Budget > 0 && x.spent >= x.x.Budget:
+		reason = "budget"
+		if !x.overdrawn {
+			x.overdrawn = true
+			x.c.o.Sink(event.Budget{Experiment: x.x.ID, SpentUSD: x.spent, Limit: x.x.Budget})
+		}
+	}
+	x.mu.Unlock()
+	if reason == "" {
+		return true
+	}
+	x.notRun(s, reason, "")
+	return false
+}
+
+// notRun ends a slot without a result.
+func (x *experiment) notRun(s *plan.Slot, reason string, id ref.AttemptID) {
+	x.mu.Lock()
+	x.skipped = append(x.skipped, record.NotRunSlot{SlotRef: record.SlotRef{Eval: s.Ref.Eval, Ordinal: s.Ref.Ordinal}, Reason: reason, Attempt: id})
+	if reason != "early-exit" {
+		x.eval(s.Ref.Eval).unmeasured++
+	}
+	x.mu.Unlock()
+	x.c.o.Sink(event.NotRun{Slot: s.Ref, Reason: reason})
+	x.ended()
+}
+
+// ended counts a slot that is over; the last one tears the experiment down.
+func (x *experiment) ended() {
+	x.mu.Lock()
+	x.left--
+	last := x.left == 0
+	x.mu.Unlock()
+	if last {
+		x.teardown()
+	}
+}
+
+// execute runs one slot whose permits are held.
+func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(context.Context, string, func(context.Context) error) error) {
+	if err := x.setup(ctx, yield); err != nil {
+		if fault.Cause(ctx) != nil {
+			x.notRun(s, "interrupted", "")
+			return
+		}
+		x.conclude(s, attempt.Result{Sealed: x.stillborn(s, &fault.Error{Class: fault.ClassOf(err), Code: "experiment-setup-failed", Stage: "experiment.setup", Fix: fault.FixOf(err), What: "setup of experiment " + string(x.x.ID), Err: err}, nil)})
+		return
+	}
+	var prepared sandbox.Prepared
+	if s.Environment != nil {
+		r := x.c.oven.Prepare(ctx, s.Environment)
+		if r.Err != nil {
+			if fault.Cause(ctx) != nil {
+				x.notRun(s, "interrupted", "")
+				return
+			}
+			x.conclude(s, attempt.Result{Sealed: x.stillborn(s, r.Err, r.Info)})
+			return
+		}
+		prepared = r.Prepared
+	}
+	owner := x.c.o.Owner
+	owner.Run, owner.Experiment = x.id, x.x.ID
+	res := attempt.Run(ctx, s, attempt.Env{
+		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: yield,
+		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued,
+	})
+	if res.Interrupted {
+		x.notRun(s, "interrupted", res.Sealed.Attempt.ID)
+		return
+	}
+	x.conclude(s, res)
+}
+
+// stillborn is the attempt of a slot whose environment could not be produced.
+func (x *experiment) stillborn(s *plan.Slot, err error, prep *record.PrepareError) record.Sealed {
+	id := ref.NewAttempt()
+	info := attempt.ErrorInfo(err)
+	info.Prepare = prep
+	a := record.Attempt{
+		ID: id, Locator: ref.LocatorOf(id), Run: x.id, Experiment: s.Ref.Experiment, Eval: s.Ref.Eval, Ordinal: s.Ref.Ordinal,
+		StartedAt: time.Now(), Error: info,
+	}
+	a.Verdict = a.Fold()
+	x.c.o.Sink(event.AttemptStarted{Time: a.StartedAt, Slot: s.Ref, Attempt: id, Locator: a.Locator})
+	return record.Sealed{Attempt: a}
+}
+
+// conclude records an attempt, then tells of it, then acts on it.
+func (x *experiment) conclude(s *plan.Slot, res attempt.Result) {
+	if err := x.w.Seal(res.Sealed); err != nil {
+		x.c.halt(fmt.Errorf("record the attempt of %s: %w", s.Ref, err))
+		x.notRun(s, "halted", res.Sealed.Attempt.ID)
+		return
+	}
+	a := &res.Sealed.Attempt
+	x.c.o.Sink(event.AttemptDone{Time: time.Now(), Slot: s.Ref, Attempt: a})
+	x.count(s, a, res)
+	x.ended()
+}
+
+// count folds an attempt into what decides further dispatch.
+func (x *experiment) count(s *plan.Slot, a *record.Attempt, res attempt.Result) {
+	x.mu.Lock()
+	e := x.eval(s.Ref.Eval)
+	code := ""
+	switch a.Verdict {
+	case record.Passed:
+		e.passed++
+	case record.Failed:
+		e.failed++
+	case record.Skipped:
+		e.skipped++
+	default:
+		e.errored++
+		if a.Error != nil {
+			code = a.Error.Code
+		}
+	}
+	if code != "" && code == e.code {
+		e.streak++
+	} else {
+		e.streak = 1
+	}
+	e.code = code
+	var events []event.Event
+	diag := func(d record.Diagnostic) {
+		x.diags = append(x.diags, d)
+		events = append(events, event.Diagnostic{Slot: ref.Slot{Experiment: x.x.ID}, Diagnostic: d})
+	}
+	halt := func(scope, message string) {
+		events = append(events, event.Halted{Scope: scope, Slot: s.Ref, Message: message})
+		diag(record.Diagnostic{Code: "dispatch-halted", Level: "error", Message: message, Count: 1})
+	}
+	if code != "" && e.streak >= 2 && e.passed == 0 && e.halted == "" {
+		e.halted = "halted"
+		halt("eval", fmt.Sprintf("no further attempt of eval %s starts: the error %s came %d times in a row", s.Ref.Eval, code, e.streak))
+	}
+	switch {
+	case res.Scope == fault.ScopeEval && e.halted == "":
+		e.halted = "halted"
+		halt("eval", fmt.Sprintf("no further attempt of eval %s starts: %s", s.Ref.Eval, a.Error.Message))
+	case res.Scope == fault.ScopeExperiment && x.halted == "":
+		x.halted = "halted"
+		halt("experiment", fmt.Sprintf("no further attempt of experiment %s starts: %s", x.x.ID, a.Error.Message))
+	}
+	if a.CostUSD != nil {
+		x.spent += *a.CostUSD
+	} else if res.AgentRan && x.x.Budget > 0 {
+		if x.blind++; x.blind == 3 {
+			diag(record.Diagnostic{Code: "budget-unenforceable", Level: "warning", Message: fmt.Sprintf("the budget of experiment %s cannot be enforced: three attempts ran the agent and none told its cost", x.x.ID), Count: 1})
+		}
+	}
+	x.mu.Unlock()
+	for _, ev := range events {
+		x.c.o.Sink(ev)
+	}
+}
+
+// setup runs the experiment's own setup once, before its first attempt. Those
+// who wait for it give their slot back.
+func (x *experiment) setup(ctx context.Context, yield func(context.Context, string, func(context.Context) error) error) error {
+	d := x.x.Def
+	if len(d.SetupCommands) == 0 && d.Setup == nil && len(d.TeardownCommands) == 0 && d.Teardown == nil {
+		return nil
+	}
+	x.setupOnce.Do(func() {
+		x.setupDone = make(chan struct{})
+		x.setupEntered = true
+		go func() {
+			defer close(x.setupDone)
+			x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "setup", Status: event.Started})
+			x.setupErr = x.hooks(ctx, "experiment.setup", d.SetupCommands, d.Setup)
+			x.told("setup", x.setupErr)
+		}()
+	})
+	select {
+	case <-x.setupDone:
+		return x.setupErr
+	default:
+	}
+	if err := yield(ctx, "experiment setup", func(context.Context) error { <-x.setupDone; return nil }); err != nil {
+		return err
+	}
+	return x.setupErr
+}
+
+func (x *experiment) told(hook string, err error) {
+	ev := event.ExperimentHook{Experiment: x.x.ID, Hook: hook, Status: event.Done}
+	if err != nil {
+		ev.Status, ev.Err = event.Broken, err.Error()
+	}
+	x.c.o.Sink(ev)
+}
+
+// hooks runs host commands and then a host func.
+func (x *experiment) hooks(ctx context.Context, phase string, commands []sandbox.Command, f func(context.Context, sandbox.Notes) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &fault.Error{Code: "panic", What: fmt.Sprintf("panic in %s: %v", phase, p)}
+		}
+	}()
+	for _, c := range commands {
+		if err := attempt.HostCommand(ctx, c, x.c.o.Root, map[string]string{"ASSAY_EXPERIMENT": string(x.x.ID)}, nil); err != nil {
+			return err
+		}
+	}
+	if f == nil {
+		return nil
+	}
+	return f(ctx, notes{x, phase})
+}
+
+// teardown runs if and only if setup was entered.
+func (x *experiment) teardown() {
+	if !x.setupEntered {
+		return
+	}
+	<-x.setupDone
+	d := x.x.Def
+	if len(d.TeardownCommands) == 0 && d.Teardown == nil {
+		return
+	}
+	ctx, cancel := fault.WithTimeout(x.c.o.Force, "cleanup-limit", attempt.CleanupLimit, "built-in")
+	defer cancel()
+	x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "teardown", Status: event.Started})
+	err := x.hooks(ctx, "experiment.teardown", d.TeardownCommands, d.Teardown)
+	x.told("teardown", err)
+	if err == nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.diags = append(x.diags, record.Diagnostic{Phase: "experiment.teardown", Code: "experiment-teardown-failed", Level: "error", Message: err.Error(), Count: 1})
+	x.err = attempt.ErrorInfo(&fault.Error{Code: "experiment-teardown-failed", Stage: "experiment.teardown", What: "teardown of experiment " + string(x.x.ID), Err: err})
+}
+
+// end seals the run.
+func (x *experiment) end(interrupted bool) (record.Completion, error) {
+	x.mu.Lock()
+	e := record.End{CompletedAt: time.Now(), Completion: record.Completed, Diagnostics: x.diags, Facts: x.facts, Error: x.err, NotRun: x.skipped}
+	x.mu.Unlock()
+	switch {
+	case interrupted:
+		e.Completion = record.Interrupted
+	case e.Error != nil || x.c.fatal != nil:
+		e.Completion = record.RunFailed
+	}
+	return e.Completion, x.w.End(e)
+}
+
+// red folds the evals: one is red when an attempt is errored, when a slot has no
+// result that should have one, or when attempts failed; with early exit one
+// pass makes up for failures before it.
+func (x *experiment) red() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.err != nil {
+		return true
+	}
+	for _, e := range x.evals {
+		if e.errored > 0 || e.unmeasured > 0 {
+			return true
+		}
+		if e.failed > 0 && (!x.x.EarlyExit || e.passed == 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// notes are the feedback channels of an experiment's hooks.
+type notes struct {
+	x     *experiment
+	phase string
+}
+
+func (n notes) Experiment() ref.ExperimentID { return n.x.x.ID }
+
+func (n notes) Progress(p sandbox.Progress) {
+	n.x.c.o.Sink(event.Progress{Slot: ref.Slot{Experiment: n.x.x.ID}, Message: sandbox.Tail(p.Message, 1024), Current: p.Current, Total: p.Total})
+}
+
+func (n notes) Diagnostic(d sandbox.Diagnostic) error {
+	if err := attempt.CheckDiagnostic(d); err != nil {
+		return err
+	}
+	n.x.mu.Lock()
+	var fresh bool
+	n.x.diags, fresh = attempt.Fold(n.x.diags, n.phase, d)
+	last := n.x.diags[len(n.x.diags)-1]
+	n.x.mu.Unlock()
+	if fresh {
+		n.x.c.o.Sink(event.Diagnostic{Slot: ref.Slot{Experiment: n.x.x.ID}, Diagnostic: last})
+	}
+	return nil
+}
+
+func (n notes) Fact(name string, value any) error {
+	if err := record.CheckFactName(name); err != nil {
+		return err
+	}
+	f, err := record.NewFact(value, time.Now())
+	if err != nil {
+		return err
+	}
+	n.x.mu.Lock()
+	defer n.x.mu.Unlock()
+	if _, dup := n.x.facts[name]; dup {
+		return &fault.Error{Class: fault.Config, Code: "record-custom-fact-duplicate", What: "the fact " + name + " was already recorded for this run", Fix: "Put several values into one JSON array."}
+	}
+	if n.x.facts == nil {
+		n.x.facts = record.Facts{}
+	}
+	n.x.facts[name] = f
+	return nil
+}
+
