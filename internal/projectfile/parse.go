@@ -105,7 +105,7 @@ func badTokens(tokens token.Tokens) (Problem, bool) {
 		case token.MappingKeyType:
 			return at("yaml-unsupported", "keys after `?` are not supported", "Write `key: value`.")
 		}
-		if flow > maxDepth || dashes > maxDepth || t.Position.Column > 4*maxDepth*maxDepth {
+		if flow > maxDepth || dashes > maxDepth {
 			return at("yaml-too-deep", fmt.Sprintf("values are nested more than %d deep", maxDepth), "Flatten the file.")
 		}
 	}

@@ -3,10 +3,8 @@ package projectfile
 import (
 	"fmt"
 	"net/url"
-	"path"
 	"reflect"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -114,12 +112,15 @@ type Format struct {
 	Name string
 	// Patterns must all match; they are what a schema can say of the form.
 	Patterns []string
+	// Refuse, when set, must not match.
+	Refuse string
 	// Says completes "… is".
 	Says string
 	// Fix is the advice for text of another form.
 	Fix string
 
 	shapes []*regexp.Regexp
+	refuse *regexp.Regexp
 	more   func(string) error // what patterns cannot say
 }
 
@@ -128,9 +129,9 @@ var formats = makeFormats()
 func makeFormats() map[string]*Format {
 	all := []*Format{
 		{Name: "nonblank", Patterns: []string{`\S`}, Says: "blank", Fix: "Write something there or remove it."},
-		{Name: "env", Patterns: []string{`^[A-Za-z_][A-Za-z0-9_]*$`}, Says: "no name of a variable", Fix: "Use letters, digits and _.", more: noPATH},
+		{Name: "env", Patterns: []string{`^[A-Za-z_][A-Za-z0-9_]*$`}, Says: "no name of a variable", Fix: "Use letters, digits and _.", Refuse: `^PATH$`},
 		{Name: "abspath", Patterns: []string{`^/`}, Says: "no absolute path", Fix: "Start it with /."},
-		{Name: "relpath", Patterns: []string{`^[^/]`}, Says: "no path below the workdir", Fix: "Write a relative path without `..`.", more: relative},
+		{Name: "relpath", Patterns: []string{`^[^/]`}, Says: "no path below the workdir", Fix: "Write a relative path without `..`.", Refuse: `(^|/)\.\.(/|$)|//|\\|/$|^\.$`},
 		{Name: "hostpath", Patterns: []string{`\S`}, Says: "no path", Fix: "Write a path relative to this file."},
 		{Name: "hostname", Patterns: []string{`^(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*(:[0-9]{1,5})?$`}, Says: "no host name", Fix: "Write a name such as api.example.com or *.example.com."},
 		{Name: "statekey", Patterns: []string{`^[a-z0-9][a-z0-9._/-]{0,127}$`}, Says: "no state key", Fix: "Use up to 128 of a-z, 0-9, '.', '_', '/' and '-', starting with a letter or digit."},
@@ -144,6 +145,9 @@ func makeFormats() map[string]*Format {
 	for _, f := range all {
 		for _, p := range f.Patterns {
 			f.shapes = append(f.shapes, regexp.MustCompile(p))
+		}
+		if f.Refuse != "" {
+			f.refuse = regexp.MustCompile(f.Refuse)
 		}
 		m[f.Name] = f
 	}
@@ -163,6 +167,12 @@ func (f *Format) check(s string) error {
 			return fmt.Errorf("%q is %s", s, f.Says)
 		}
 	}
+	if f.refuse != nil && f.refuse.MatchString(s) {
+		if f.Name == "env" {
+			return fault.Configf("bad-value", "Use `path:` of the sandbox to put folders before it.", "PATH is managed and cannot be set")
+		}
+		return fmt.Errorf("%q is %s", s, f.Says)
+	}
 	if f.more != nil {
 		return f.more(s)
 	}
@@ -175,20 +185,6 @@ func (f *Format) fix(err error) string {
 		return own
 	}
 	return f.Fix
-}
-
-func noPATH(s string) error {
-	if s == "PATH" {
-		return fault.Configf("bad-value", "Use `path:` of the sandbox to put folders before it.", "PATH is managed and cannot be set")
-	}
-	return nil
-}
-
-func relative(s string) error {
-	if slices.Contains(strings.Split(s, "/"), "..") || path.Clean(s) == "." || strings.Contains(s, "\\") || strings.HasSuffix(s, "/") {
-		return fmt.Errorf("%q is no path of a file below the workdir", s)
-	}
-	return nil
 }
 
 func compiles(s string) error {
