@@ -25,7 +25,7 @@ var house = rules{
 			".",
 			"agent/claudecode/...", "agent/codex/...", "agent/bub/...", "agent/opencode/...", "agent/command/...",
 			"agent/oracle/...", "agent/nop/...", "agent/script/...", "agent/agenttest",
-			"report/html/...", "report/junit/...", "report/markdown/...", "report/annotate/...",
+			"report/terminal/...", "report/showjson/...", "report/html/...", "report/junit/...", "report/markdown/...", "report/annotate/...",
 			"internal/dash", "internal/plain", "internal/jsonstream", "internal/bake", "internal/projectfile",
 		}},
 		{"4", []string{"internal/discover", "internal/schema", "internal/scaffold", "internal/plan", "internal/pool", "builtin"}},
