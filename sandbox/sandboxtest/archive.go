@@ -123,14 +123,14 @@ func (b *box) read(p string) (manifest, error) {
 			return m, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("Get sent no clean archive: %w", err)
+			return nil, fmt.Errorf("not a clean archive: %w", err)
 		}
 		body, err := io.ReadAll(r)
 		if err != nil {
 			return nil, err
 		}
 		if path.IsAbs(h.Name) || slices.Contains(strings.Split(h.Name, "/"), "..") {
-			return nil, fmt.Errorf("Get sent the name %q", h.Name)
+			return nil, fmt.Errorf("an entry has the name %q", h.Name)
 		}
 		if name := path.Clean(h.Name); name != "." {
 			m[name] = describe(h, string(body))

@@ -121,7 +121,7 @@ func powerStat(t testing.TB, h Harness) {
 // track sends one request to the ledger.
 func (b *box) track(r snapshot.Request) snapshot.Response {
 	b.t.Helper()
-	r.Root, r.Store = b.d.Workdir(), "ledger"
+	r.Root, r.Store = b.d.Workdir(), "/tmp/.st-store-"+b.owner.Token
 	body, err := r.Encode()
 	if err != nil {
 		b.t.Fatal(err)
