@@ -223,7 +223,7 @@ const headRef = "refs/heads/main"
 // Head implements Store.
 func (s *DirStore) Head() (ID, error) {
 	data, err := s.ReadFile(headRef)
-	if err != nil || data == nil {
+	if err != nil || len(data) == 0 {
 		return ID{}, err
 	}
 	id, err := ParseID(strings.TrimSuffix(string(data), "\n"))
@@ -234,7 +234,29 @@ func (s *DirStore) Head() (ID, error) {
 }
 
 // SetHead implements Store.
-func (s *DirStore) SetHead(id ID) error { return s.WriteFile(headRef, []byte(id.String()+"\n")) }
+func (s *DirStore) SetHead(id ID) error {
+	// A kill does not split one write of a line. Replacing the file by a rename
+	// would make some file systems (ext4) flush it to the disk.
+	f, err := os.OpenFile(s.path(headRef), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return storeErr("write the head", err)
+	}
+	_, err = f.WriteAt([]byte(id.String()+"\n"), 0)
+	return storeErr("write the head", errors.Join(err, f.Close()))
+}
+
+// WriteCache implements Store.
+func (s *DirStore) WriteCache(data []byte) error {
+	f, err := os.OpenFile(s.path(cacheFile), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return storeErr("write the cache", err)
+	}
+	_, err = f.WriteAt(data, 0)
+	if err == nil {
+		err = f.Truncate(int64(len(data)))
+	}
+	return storeErr("write the cache", errors.Join(err, f.Close()))
+}
 
 // ReadFile implements Store.
 func (s *DirStore) ReadFile(name string) ([]byte, error) {

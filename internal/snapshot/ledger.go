@@ -151,11 +151,13 @@ func (l *Ledger) rules(first bool, r Rules) (*matcher, error) {
 // scan completes and runs s, and returns the id of the tree it saw.
 func (l *Ledger) scan(ctx context.Context, s *scan) (*scan, *node, ID, error) {
 	s.tree, s.store = l.tree, l.store
-	data, err := l.store.ReadFile(cacheFile)
-	if err != nil {
-		return nil, nil, ID{}, err
+	if s.cache == nil {
+		data, err := l.store.ReadFile(cacheFile)
+		if err != nil {
+			return nil, nil, ID{}, err
+		}
+		s.cache = decodeCache(data)
 	}
-	s.cache = decodeCache(data)
 	root, err := s.run(ctx)
 	if err != nil {
 		return nil, nil, ID{}, err
@@ -170,7 +172,7 @@ func (l *Ledger) saveCache(s *scan, root *node) error {
 	if !differs {
 		return nil
 	}
-	return l.store.WriteFile(cacheFile, encodeCache(next))
+	return l.store.WriteCache(encodeCache(next))
 }
 
 // head returns the newest commit, zero if there is none.
@@ -272,10 +274,6 @@ func (l *Ledger) compare(ctx context.Context, commit ID) (State, error) {
 		return State{}, err
 	}
 	defer unlock()
-	return l.compareLocked(ctx, commit)
-}
-
-func (l *Ledger) compareLocked(ctx context.Context, commit ID) (State, error) {
 	c, err := l.marked(commit)
 	if err != nil {
 		return State{}, err
@@ -284,7 +282,11 @@ func (l *Ledger) compareLocked(ctx context.Context, commit ID) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	s, root, tree, err := l.scan(ctx, &scan{match: match})
+	return l.compareWith(ctx, c, &scan{match: match})
+}
+
+func (l *Ledger) compareWith(ctx context.Context, c Commit, s *scan) (State, error) {
+	s, root, tree, err := l.scan(ctx, s)
 	if err != nil {
 		return State{}, err
 	}

@@ -43,16 +43,15 @@ func (l *Ledger) Reset(ctx context.Context, commit ID) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	if err := l.saveCache(s, root); err != nil {
-		return State{}, err
-	}
 	r.index(root)
 	if err := r.apply(); err != nil {
 		return State{}, r.failed(err)
 	}
 	state := State{Commit: r.commit, Tree: tree, Stats: s.stats}
 	if r.stats.Written+r.stats.Removed+r.stats.Adjusted > 0 || tree != r.commit.Tree {
-		if state, err = l.compareLocked(ctx, r.commit.ID); err != nil {
+		// What the first scan learned spares the second one reading it again.
+		known, _ := s.newCache(root)
+		if state, err = l.compareWith(ctx, r.commit, &scan{match: match, cache: known}); err != nil {
 			return State{}, err
 		}
 	}

@@ -26,6 +26,9 @@ type Store interface {
 	// replaces it atomically.
 	ReadFile(name string) ([]byte, error)
 	WriteFile(name string, data []byte) error
+	// WriteCache is WriteFile for the scan cache, which may break: it has a
+	// checksum and can be rebuilt.
+	WriteCache(data []byte) error
 }
 
 // Object is an object of a store. Close it.
@@ -130,6 +133,9 @@ func (s *MemStore) WriteFile(name string, data []byte) error {
 	s.files[name] = bytes.Clone(data)
 	return nil
 }
+
+// WriteCache implements Store.
+func (s *MemStore) WriteCache(data []byte) error { return s.WriteFile(cacheFile, data) }
 
 // Begin implements Store.
 func (s *MemStore) Begin() (Batch, error) {
