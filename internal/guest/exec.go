@@ -67,7 +67,8 @@ type Exit struct {
 // guest's word (bounded by Grace plus Options.Confirm) and returns the cause of
 // ctx; when the word does not come or the guest cannot vouch for the tree, the
 // error also wraps ErrUnproven and the sandbox must be retired. When the leader
-// had already ended by itself, its exit wins over ctx.
+// had already ended by itself, its exit wins over ctx; an exit code and the cause
+// of ctx never come together.
 //
 // An error from a writer or from Stdin does not stop the command; it is returned,
 // with the Exit, after the command has ended.
@@ -157,6 +158,9 @@ func (e *execution) wait(ctx context.Context) (Exit, error) {
 	var r wire.ExecReply
 	if err := e.c.decode(e.s, &r, &r.Result); err != nil {
 		e.abandon()
+		if r.Code == wire.CodeUnproven {
+			return Exit{}, unproven(err, "the command may run on")
+		}
 		return Exit{}, err
 	}
 	exit := exitOf(&r)
@@ -165,12 +169,13 @@ func (e *execution) wait(ctx context.Context) (Exit, error) {
 		e.abandon()
 		cause := context.Cause(ctx)
 		if cause == nil { // the guest claims a kill that nobody asked for
-			return exit, gone("exec", wire.ErrProtocol)
+			e.c.conn.Close()
+			return Exit{}, gone("exec", wire.ErrProtocol)
 		}
 		if !r.Proven {
-			return exit, unproven(cause, "the guest could not prove that every process ended")
+			return Exit{OOM: r.OOM}, unproven(cause, "the guest could not prove that every process ended")
 		}
-		return exit, cause
+		return Exit{OOM: r.OOM}, cause
 	}
 	if !r.Exited {
 		e.c.conn.Close()

@@ -147,7 +147,7 @@ func (c *command) watch() *wire.ExecReply {
 // child of this process, so its end is still seen; its tree is no longer known.
 func (c *command) watchAlone(killed bool, kills <-chan time.Duration, orphan <-chan unix.WaitStatus) *wire.ExecReply {
 	if c.leader == 0 {
-		return &wire.ExecReply{Result: wire.Result{Code: wire.CodeFork, What: "the supervisor was killed before it reported a start"}}
+		return &wire.ExecReply{Result: wire.Result{Code: wire.CodeUnproven, What: "the supervisor was killed before it reported a start"}}
 	}
 	reply := func(ws unix.WaitStatus) *wire.ExecReply {
 		r := &wire.ExecReply{Exited: true, Killed: killed}

@@ -33,6 +33,7 @@ const (
 	CodeNoDir         = "no-such-working-directory"
 	CodeNoUser        = "no-such-user"
 	CodeNoSwitch      = "cannot-switch-user"
+	CodeUnproven      = "supervisor-lost" // the command may have started and may run on
 	CodeFork          = "cannot-start-process"
 	CodeNoSpace       = "enospc"
 	CodeChanged       = "file-changed"

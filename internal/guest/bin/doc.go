@@ -1,0 +1,5 @@
+//go:build !embedguest
+
+// Package bin holds guest binaries in builds with the tag embedguest, and
+// nothing otherwise.
+package bin

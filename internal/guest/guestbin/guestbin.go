@@ -1,0 +1,176 @@
+// Package guestbin finds a guest binary on the host: embedded in this program,
+// named by ASSAY_GUEST, beside this program, or this program itself.
+package guestbin
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"assay/fault"
+	"assay/internal/guest/server"
+)
+
+// EnvVar names a guest binary and wins over everything but an embedded one.
+const EnvVar = "ASSAY_GUEST"
+
+// Guest is a binary that can serve as a guest.
+type Guest struct {
+	// Path of the file on this host. It needs no library of the sandbox.
+	Path string
+	// Args are the arguments that make it a server.
+	Args []string
+}
+
+var serveArgs = []string{server.ServeArg}
+
+// Find returns a guest for the given system and architecture, in Go's names. The
+// first of these that there is: embedded in this program (unpacked once into the
+// user's cache), the file that ASSAY_GUEST names, assay-guest-<os>-<arch> beside
+// this program, and on Linux this program itself when it is statically linked
+// and of that architecture. Otherwise the error has code guest-missing.
+func Find(goos, goarch string) (Guest, error) {
+	find := finder{embedded: embedded, cache: os.UserCacheDir, env: os.Getenv(EnvVar), self: os.Executable}
+	return find.find(goos, goarch)
+}
+
+// finder is Find with its surroundings as data.
+type finder struct {
+	embedded fs.FS // files named assay-guest-<os>-<arch>, with .gz if compressed; nil: none
+	cache    func() (string, error)
+	env      string
+	self     func() (string, error)
+}
+
+func (f finder) find(goos, goarch string) (Guest, error) {
+	name := "assay-guest-" + goos + "-" + goarch
+	if f.embedded != nil {
+		switch path, err := f.unpack(name); {
+		case err == nil:
+			return Guest{path, serveArgs}, nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return Guest{}, fault.Wrap(err, fault.Resource, "guest-unpack", "unpack the guest binary")
+		}
+	}
+	if f.env != "" {
+		if err := check(f.env, goarch); err != nil {
+			return Guest{}, &fault.Error{Class: fault.Config, Scope: fault.ScopeRun, Code: "guest-missing", What: EnvVar + "=" + f.env, Err: err, Fix: "let " + EnvVar + " name a static Linux guest binary for " + goarch + ", or unset it"}
+		}
+		return Guest{f.env, serveArgs}, nil
+	}
+	self, err := f.self()
+	if err == nil {
+		beside := filepath.Join(filepath.Dir(self), name)
+		if check(beside, goarch) == nil {
+			return Guest{beside, serveArgs}, nil
+		}
+		if runtime.GOOS == "linux" && goos == "linux" && goarch == runtime.GOARCH && check(self, goarch) == nil {
+			return Guest{self, serveArgs}, nil
+		}
+	}
+	return Guest{}, &fault.Error{
+		Class: fault.Config, Scope: fault.ScopeRun, Code: "guest-missing",
+		What: "no guest binary for " + goos + "/" + goarch,
+		Fix:  "put " + name + " beside the program, or name it in " + EnvVar,
+		Err:  err,
+	}
+}
+
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+// check says why a file cannot be a guest: it must be an ELF program of the
+// architecture that needs no interpreter.
+func check(path, goarch string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if want, ok := machines[goarch]; !ok || f.Machine != want {
+		return fmt.Errorf("%s is for %s, not %s", path, f.Machine, goarch)
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return fmt.Errorf("%s is dynamically linked", path)
+		}
+	}
+	return nil
+}
+
+// unpacking keeps goroutines of this process from unpacking side by side; other
+// processes are harmless, because each renames a whole file into place.
+var unpacking sync.Mutex
+
+// unpack writes the embedded binary into the cache, under its hash, unless it is
+// there already with the right content.
+func (f finder) unpack(name string) (string, error) {
+	content, err := f.content(name)
+	if err != nil {
+		return "", err
+	}
+	cache, err := f.cache()
+	if err != nil {
+		return "", fmt.Errorf("find the user's cache directory: %w", ignoreAbsence(err))
+	}
+	unpacking.Lock()
+	defer unpacking.Unlock()
+	dir := filepath.Join(cache, "assay", "guest", fmt.Sprintf("%x", sha256.Sum256(content))[:32])
+	path := filepath.Join(dir, "init")
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
+		return path, nil
+	}
+	return path, ignoreAbsence(replace(dir, path, content))
+}
+
+func replace(dir, path string, content []byte) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(dir, "new-")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(content)
+	err = errors.Join(err, tmp.Chmod(0o755), tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name()) // the first error counts
+	}
+	return err
+}
+
+// ignoreAbsence hides that an error is one of absence: a missing cache is not a
+// missing guest.
+func ignoreAbsence(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New(err.Error())
+	}
+	return err
+}
+
+func (f finder) content(name string) ([]byte, error) {
+	b, err := fs.ReadFile(f.embedded, name)
+	if err == nil {
+		return b, nil
+	}
+	packed, gzErr := fs.ReadFile(f.embedded, name+".gz")
+	if gzErr != nil {
+		return nil, err
+	}
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(z)
+}
