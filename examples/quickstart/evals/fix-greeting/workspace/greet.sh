@@ -1,0 +1,2 @@
+#!/bin/sh
+echo "Helo, ${1:-you}!"
