@@ -24,7 +24,8 @@ type SlotResult struct {
 	// Member is the reference of a carried or accepted result.
 	Member *Member
 	// Reason says why there is no result: what End.NotRun tells, "running" while
-	// the run lives, "interrupted" when its process died, or "not-recorded".
+	// the run lives, "interrupted" when its process died, "unfinished" when nobody
+	// can tell, or "not-recorded".
 	Reason string
 	// Problem says why the result cannot be read.
 	Problem *Problem
@@ -136,6 +137,8 @@ func (r *Reader) fill(ctx context.Context, run *StoredRun, sealed []*Attempt, br
 			s.Reason = "running"
 		case StatusInterrupted:
 			s.Reason = "interrupted"
+		case StatusUnfinished:
+			s.Reason = "unfinished"
 		default:
 			s.Reason = "not-recorded"
 		}

@@ -73,7 +73,8 @@ func (p *printer) verdict(v record.Verdict, pad int) string {
 	return p.paint(sgr, string(v)) + strings.Repeat(" ", max(0, pad-len(v)))
 }
 
-// wrap writes one paragraph of raw text, cleaned, folded at the width.
+// wrap writes one paragraph of raw text, cleaned, folded at the width. The first
+// line begins with indent, the others as far to the right.
 func (p *printer) wrap(indent, text string) {
 	room := max(20, p.o.Width-utf8.RuneCountInString(indent))
 	line, n := indent, 0
@@ -81,7 +82,7 @@ func (p *printer) wrap(indent, text string) {
 		w := utf8.RuneCountInString(word)
 		if n > 0 && n+1+w > room {
 			p.line(line)
-			line, n = indent, 0
+			line, n = strings.Repeat(" ", utf8.RuneCountInString(indent)), 0
 		}
 		if n > 0 {
 			line, n = line+" ", n+1
