@@ -77,9 +77,23 @@ type AttemptRef struct {
 // what was sealed. It follows no link out of the root. It is safe for
 // concurrent use.
 type Reader struct {
-	path string
-	root *os.Root
+	path  string
+	root  *os.Root
+	brief bool
 }
+
+// brief is an attempt without the parts that only its own page needs. They are
+// the larger half, and skipping them is much cheaper than decoding them.
+type brief struct {
+	*Attempt
+	Turns    skipped `json:"turns"`
+	Identity skipped `json:"identity"`
+}
+
+type skipped struct{}
+
+// UnmarshalJSON takes any value and keeps nothing.
+func (*skipped) UnmarshalJSON([]byte) error { return nil }
 
 // maxDocument bounds what is read as one JSON document.
 const maxDocument = 64 << 20
@@ -136,6 +150,10 @@ func readError(err error, root, what string) *fault.Error {
 	}
 	return e
 }
+
+// Brief returns a view of the same reader whose attempts come without Turns and
+// Identity. Only the reader itself is to be closed.
+func (r *Reader) Brief() *Reader { return &Reader{path: r.path, root: r.root, brief: true} }
 
 // Close releases the folder handle.
 func (r *Reader) Close() error { return r.root.Close() }
@@ -385,7 +403,11 @@ func (r *Reader) readAttempt(root *os.Root, dir string, at AttemptRef) (*Attempt
 		return nil, problem(message(err))
 	}
 	a := &Attempt{}
-	if err := json.Unmarshal(data, a); err != nil {
+	var into any = a
+	if r.brief {
+		into = &brief{Attempt: a}
+	}
+	if err := json.Unmarshal(data, into); err != nil {
 		return nil, problem(message(err))
 	}
 	if a.ID != at.Attempt || a.Run != at.Run {

@@ -15,6 +15,8 @@ import (
 
 	"assay/fault"
 	"assay/ref"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestMissingRoot(t *testing.T) {
@@ -332,5 +334,28 @@ func BenchmarkReader10k(b *testing.B) {
 		if got := len(Current(allSlots(b, r))); got != 1000 {
 			b.Fatalf("%d current slots", got)
 		}
+	}
+}
+
+func TestBriefLeavesOutTurnsAndIdentityOnly(t *testing.T) {
+	root := t.TempDir()
+	w := mustOpen(t, root)
+	run := testRun("x", 1)
+	a := testAttempt(run, 0, Failed)
+	a.Identity = &Identity{Domain: "d", Digest: "x"}
+	mustSeal(t, mustStart(t, w, run), Sealed{Attempt: a})
+	r := mustReader(t, root)
+	at := AttemptRef{run.ID, a.ID}
+	whole, err := r.Attempt(at)
+	if err != nil || whole.Identity == nil || len(whole.Turns) != 1 {
+		t.Fatalf("whole: %+v, %v", whole, err)
+	}
+	short, err := r.Brief().Attempt(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole.Turns, whole.Identity = nil, nil
+	if d := cmp.Diff(whole, short); d != "" {
+		t.Error(d)
 	}
 }

@@ -36,14 +36,9 @@ func Build(ctx context.Context, r *record.Reader, sel Selection) (*Model, error)
 		return nil, err
 	}
 	var all []*record.RunSlots
-	for rs, err := range r.Slots(ctx, runs) {
+	for rs, err := range r.Brief().Slots(ctx, runs) {
 		if err != nil {
 			return nil, err
-		}
-		for i := range rs.Slots {
-			if a := rs.Slots[i].Attempt; a != nil {
-				a.Turns = nil // the largest part; pages read it again
-			}
 		}
 		m.Problems = append(m.Problems, rs.Run.Problems...)
 		m.Problems = append(m.Problems, rs.Problems...)
@@ -287,4 +282,23 @@ func group(runs []*Run) []Group {
 	}
 	slices.SortStableFunc(groups, func(a, b Group) int { return len(b.Members) - len(a.Members) })
 	return groups
+}
+
+// Only narrows the model to the slots that one attempt fills.
+func (m *Model) Only(id ref.AttemptID) {
+	var runs []*Run
+	m.Totals = Totals{}
+	for _, r := range m.Runs {
+		r.Slots = slices.DeleteFunc(r.Slots, func(s Slot) bool { return s.Attempt != id })
+		if len(r.Slots) == 0 {
+			continue
+		}
+		r.Totals = Totals{}
+		for i := range r.Slots {
+			r.Totals.add(&r.Slots[i])
+		}
+		m.Totals.merge(r.Totals)
+		runs = append(runs, r)
+	}
+	m.Runs, m.Groups = runs, group(runs)
 }

@@ -65,7 +65,7 @@ type Slot struct {
 	SoftFailures int
 	// Source is the run that executed a carried or accepted result.
 	Source ref.RunID
-	// Result is the attempt without its turns; nil when there is none.
+	// Result is the attempt without Turns and Identity; nil when there is none.
 	Result *record.Attempt
 }
 
