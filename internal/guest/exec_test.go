@@ -130,15 +130,12 @@ func TestExecPathIsRelativeToDir(t *testing.T) {
 
 func TestExecRefusals(t *testing.T) {
 	g := guesttest.Start(t, false)
-	dir := t.TempDir()
+	dir := openDir(t)
 	if err := os.WriteFile(filepath.Join(dir, "f"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	closed := filepath.Join(dir, "closed")
 	if err := os.Mkdir(closed, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	tests := []struct {

@@ -79,8 +79,13 @@ type Guest struct {
 	*guest.Client
 	// PID of the process that Start started.
 	PID int
-	cmd *exec.Cmd
+
+	wait func() error
 }
+
+// Wait waits for the end of the guest and returns an error if it failed. A guest
+// that was killed by a signal has not.
+func (g *Guest) Wait() error { return g.wait() }
 
 // Start starts a guest and dials it. With first set it is process 1 of process
 // and mount namespaces of its own, which needs root. The guest, and all below
@@ -108,11 +113,16 @@ func StartCommand(tb testing.TB, first bool, argv ...string) *Guest {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	g := &Guest{Client: c, PID: cmd.Process.Pid, cmd: cmd}
+	g := &Guest{Client: c, PID: cmd.Process.Pid, wait: sync.OnceValue(func() error {
+		if err := cmd.Wait(); err != nil && !killed(err) {
+			return fmt.Errorf("the guest ended with %w", err)
+		}
+		return nil
+	})}
 	tb.Cleanup(func() {
 		c.Close()
-		if err := cmd.Wait(); err != nil && !killed(err) {
-			tb.Errorf("the guest ended with %v", err)
+		if err := g.Wait(); err != nil {
+			tb.Error(err)
 		}
 	})
 	return g
