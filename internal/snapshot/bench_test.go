@@ -2,10 +2,8 @@ package snapshot
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -140,7 +138,7 @@ func BenchmarkSmallTurn(b *testing.B) {
 	}
 }
 
-// BenchmarkFloor is the walk alone, the least a snapshot can cost.
+// BenchmarkFloor20k is the walk alone, the least a snapshot can cost.
 func BenchmarkFloor20k(b *testing.B) {
 	w := newBench(b)
 	w.fill()
@@ -148,6 +146,4 @@ func BenchmarkFloor20k(b *testing.B) {
 		n := 0
 		w.must(filepath.Walk(w.root, func(string, os.FileInfo, error) error { n++; return nil }))
 	}
-	_ = context.Background
-	_ = exec.Command
 }

@@ -328,7 +328,28 @@ func nobodyResets() error {
 			failed = fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	return failed
+	if failed != nil {
+		return failed
+	}
+	// A commit that is no mark keeps no modes; a directory that was opened for
+	// the work gets back the one it had.
+	t := &childTB{dir: dir}
+	return t.run(func() {
+		b := &bench{TB: t, root: dir + "/work", store: dir + "/store"}
+		b.must(os.Mkdir(b.root, 0o755))
+		b.mark()
+		b.write("d/f", "1")
+		turn := b.do(Request{Op: OpCommit, Author: Agent}).Commit
+		b.write("d/f", "2")
+		b.must(os.Chmod(b.path("d"), 0o500))
+		b.do(Request{Op: OpReset, Commit: turn.ID})
+		f, err := os.Stat(b.path("d"))
+		b.must(err)
+		b.must(os.Chmod(b.path("d"), 0o755))
+		if f.Mode().Perm() != 0o500 {
+			t.Fatalf("the directory has mode %v", f.Mode())
+		}
+	})
 }
 
 func nobodyUnreadable() error {
