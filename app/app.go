@@ -15,6 +15,7 @@ import (
 	"assay"
 	"assay/agent"
 	"assay/internal/cli"
+	"assay/internal/guest/guestbin"
 	"assay/internal/guest/server"
 	"assay/internal/snapshot"
 	"assay/sandbox"
@@ -38,6 +39,7 @@ func MainWith(suite assay.Suite, r Registries) {
 	if ran, code := server.Maybe(os.Args, server.Options{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Ledger: snapshot.Serve}); ran {
 		os.Exit(code)
 	}
+	guestbin.SelfServes()
 	if r.Sandboxes == nil {
 		r.Sandboxes = sandbox.NewRegistry()
 	}

@@ -9,11 +9,12 @@ import (
 	"assay/sandbox"
 	"assay/sandbox/docker"
 	"assay/sandbox/fake"
+	"assay/sandbox/local"
 )
 
 // Sandboxes are the providers that files may name.
 func Sandboxes() *sandbox.Registry {
-	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), fake.Definition())
+	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), local.Definition(), fake.Definition())
 }
 
 // Agents are the agents that files may name.

@@ -100,6 +100,17 @@ func TestTotalsLeaveOutWhatIsUnknown(t *testing.T) {
 	if tk := tot.Tokens; tk.Known != 1 || tk.Sum != 32_000 {
 		t.Errorf("tokens %+v", tk)
 	}
+	limit := int64(600_000)
+	for name, a := range map[string]*record.Attempt{
+		"censored": {Verdict: record.Failed, DurationMS: &limit, CensoredMS: &limit},
+		"errored":  {Verdict: record.Errored, DurationMS: &limit},
+	} {
+		var tot Totals
+		tot.add(&Slot{Verdict: a.Verdict, Origin: record.Executed, Result: a})
+		if d := tot.Duration; d.Known != 0 || d.Of != 1 {
+			t.Errorf("a %s attempt is in the mean: %+v", name, d)
+		}
+	}
 	empty := Totals{NotRun: 3}
 	if _, n := empty.PassRate(); n != 0 {
 		t.Error("a rate of nothing")

@@ -399,6 +399,9 @@ type Definition struct {
 	// Template turns a decoded spec into a template. dir is the folder of the
 	// file that named it.
 	Template func(spec any, dir string) (Template, error)
+	// Provider returns the provider that templates of the kind carry, for
+	// `doctor` to check.
+	Provider func() Provider
 	// Remedy is the one line for `doctor` on what the provider needs.
 	Remedy string
 }

@@ -144,7 +144,7 @@ type view interface {
 
 func (a *app) view(json bool) view {
 	stdout := fileOf(a.p.Stdout)
-	bo := board.Options{Command: a.w.Name}
+	bo := board.Options{Command: strings.Join(append([]string{a.w.Name}, a.p.Args...), " "), Show: a.w.Name + " show"}
 	switch {
 	case json:
 		return jsonstream.New(a.p.Stdout, jsonstream.Options{})
@@ -180,7 +180,12 @@ func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, wri
 		a.p.show(out.Fatal)
 		return exitError(ExitRed)
 	}
-	if out.Red {
+	switch {
+	case out.Unready == fault.Config:
+		return exitError(ExitConfig)
+	case out.Unready != fault.Unknown:
+		return exitError(ExitInfra)
+	case out.Red:
 		return exitError(ExitRed)
 	}
 	return nil

@@ -186,7 +186,9 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 func (x *experiment) stillborn(s *plan.Slot, err error, prep *record.PrepareError) record.Sealed {
 	id := ref.NewAttempt()
 	info := attempt.ErrorInfo(err)
-	info.Prepare = prep
+	if prep != nil {
+		info.Prepare, info.Phase, info.Message, info.Cause = prep, "prepare", prep.Headline+": "+prep.Cause, ""
+	}
 	a := record.Attempt{
 		ID: id, Locator: ref.LocatorOf(id), Run: x.id, Experiment: s.Ref.Experiment, Eval: s.Ref.Eval, Ordinal: s.Ref.Ordinal,
 		StartedAt: time.Now(), Error: info,

@@ -46,6 +46,9 @@ type Outcome struct {
 	Red bool
 	// Fatal is the error that ended the invocation early, or nil.
 	Fatal error
+	// Unready is set when no sandbox of the run could be prepared, so that no
+	// attempt could start: Config when the user can fix all of it.
+	Unready fault.Class
 }
 
 // Run executes a plan. ctx ends with cause attempt.ErrInterrupted on the first
@@ -275,6 +278,7 @@ func (c *conductor) close(ctx context.Context) Outcome {
 	if interrupted {
 		c.receipt.Completion, out.Red = record.Interrupted, true
 	}
+	out.Unready = c.unready()
 	now := time.Now()
 	c.receipt.CompletedAt = &now
 	out.Receipt = c.receipt
@@ -282,3 +286,25 @@ func (c *conductor) close(ctx context.Context) Outcome {
 	return out
 }
 
+
+// unready judges a run in which every start point failed.
+func (c *conductor) unready() fault.Class {
+	class := fault.Unknown
+	for _, s := range c.o.Plan.Slots() {
+		if s.Environment == nil {
+			return fault.Unknown
+		}
+	}
+	for _, env := range c.o.Plan.Environments {
+		r := c.oven.Prepare(context.Background(), env) // remembered
+		switch {
+		case r.Err == nil:
+			return fault.Unknown
+		case r.Err.Class != fault.Config:
+			class = fault.Resource
+		case class == fault.Unknown:
+			class = fault.Config
+		}
+	}
+	return class
+}

@@ -105,7 +105,7 @@ func large() *report.Model {
 	run := &report.Run{ID: ref.NewRun(), Experiment: "x"}
 	for range 1000 {
 		run.Slots = append(run.Slots, report.Slot{Eval: "e", Verdict: record.Failed, Result: &record.Attempt{
-			Checks: []record.Check{{Name: "c", Detail: strings.Repeat("<d>\x1b\u2028", 2000)}},
+			Checks: []record.Check{{Name: "c", Detail: strings.Repeat("<d>\x1b\u2028", 450)}},
 		}})
 	}
 	return &report.Model{Runs: []*report.Run{run}}

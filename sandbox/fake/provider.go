@@ -71,7 +71,7 @@ func (p *Provider) Layer() sandbox.Layer { return sandbox.From(p.Template()) }
 // Definition lets YAML name the provider.
 func Definition() sandbox.Definition {
 	return sandbox.Definition{
-		Kind: "fake",
+		Kind: "fake", Provider: func() sandbox.Provider { return New(Script{}) },
 		Spec: func() any { return &Spec{} },
 		Template: func(spec any, dir string) (sandbox.Template, error) {
 			s, ok := spec.(*Spec)

@@ -67,7 +67,7 @@ func Layer(dir string) sandbox.Layer {
 func Definition() sandbox.Definition {
 	p := &Provider{}
 	return sandbox.Definition{
-		Kind: "local",
+		Kind: "local", Provider: func() sandbox.Provider { return p },
 		Spec: func() any { return &Spec{} },
 		Template: func(spec any, dir string) (sandbox.Template, error) {
 			s, ok := spec.(*Spec)
@@ -101,7 +101,8 @@ func (p *Provider) Key(_ context.Context, t sandbox.Template, _ sandbox.Harness)
 	return sandbox.Key("local-" + hex.EncodeToString(sum[:12])), nil
 }
 
-// Prepare finds the directory.
+// Prepare names the directory. An experiment's setup, which comes later, may
+// still make it.
 func (p *Provider) Prepare(ctx context.Context, t sandbox.Template, _ sandbox.Harness, s sandbox.Steps) (sandbox.Prepared, error) {
 	var dir string
 	err := s.Do(ctx, "resolve", func(ctx context.Context) error {
@@ -109,9 +110,7 @@ func (p *Provider) Prepare(ctx context.Context, t sandbox.Template, _ sandbox.Ha
 			return context.Cause(ctx)
 		}
 		var err error
-		if dir, err = resolve(t); err == nil {
-			err = usable(dir)
-		}
+		dir, err = resolve(t)
 		return err
 	})
 	return sandbox.Prepared{Ref: dir, Data: dir}, err
@@ -203,7 +202,11 @@ func resolve(t sandbox.Template) (string, error) {
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(base, dir)
 	}
+	// An experiment's setup may still make the directory: only Create needs it.
 	real, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return filepath.Clean(dir), nil
+	}
 	if err != nil {
 		return "", &fault.Error{Class: fault.Config, Code: "sandbox.local-dir", What: "the directory of the local sandbox", Err: err, Fix: "Make the directory or name another with `local: {dir: ...}`."}
 	}

@@ -30,16 +30,12 @@ func TestSuite(t *testing.T) {
 	p := &local.Provider{Guest: guesttest.Build(t)}
 	dir := scratch(t)
 	template := p.Template(dir, "")
-	missing := func(testing.TB) sandboxtest.Broken {
-		return sandboxtest.Broken{Template: p.Template(filepath.Join(dir, "missing"), "")}
-	}
 	sandboxtest.Run(t, sandboxtest.Harness{
 		Provider: p, Template: template, Others: []sandbox.Template{p.Template(scratch(t), "")},
 		Instances: func(_ context.Context, token string) ([]string, error) { return p.Instances(token), nil },
 		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester"},
 		HostView:  true,
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
-			sandboxtest.PrepareConfig: missing,
 			sandboxtest.Vanishes: func(testing.TB) sandboxtest.Broken {
 				return sandboxtest.Broken{Trigger: killGuest}
 			},

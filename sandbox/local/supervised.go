@@ -22,7 +22,7 @@ func (p *Provider) attach(ctx context.Context, d *driver, notes sandbox.Notes) (
 	bin := guestbin.Guest{Path: p.Guest, Args: []string{"--init"}}
 	var err error
 	if p.Guest == "" {
-		bin, err = guestbin.Find(runtime.GOOS, runtime.GOARCH)
+		bin, err = guestbin.FindForHost()
 	}
 	if err != nil || runtime.GOOS != "linux" {
 		d.run = &groups{}

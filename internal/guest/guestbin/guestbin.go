@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"assay/fault"
 	"assay/internal/guest/server"
@@ -39,9 +40,31 @@ var serveArgs = []string{server.ServeArg}
 // this program, and on Linux this program itself when it is statically linked
 // and of that architecture. Otherwise the error has code guest-missing.
 func Find(goos, goarch string) (Guest, error) {
-	find := finder{embedded: embedded, cache: os.UserCacheDir, env: os.Getenv(EnvVar), self: os.Executable}
+	find := finder{embedded: embedded, cache: os.UserCacheDir, env: os.Getenv(EnvVar), self: os.Executable, serves: selfServes.Load()}
 	return find.find(goos, goarch)
 }
+
+// FindForHost is Find for processes on this very host: here this program may
+// also be a dynamically linked one.
+func FindForHost() (Guest, error) {
+	g, err := Find(runtime.GOOS, runtime.GOARCH)
+	if err == nil || runtime.GOOS != "linux" || !selfServes.Load() {
+		return g, err
+	}
+	self, serr := os.Executable()
+	if serr != nil {
+		return Guest{}, err
+	}
+	return Guest{self, serveArgs}, nil
+}
+
+// selfServes is set by a program that can be a guest itself.
+var selfServes atomic.Bool
+
+// SelfServes declares that this program serves as a guest when it is started
+// with the arguments of a Guest. A program that does not say so, such as a test,
+// is never started as one.
+func SelfServes() { selfServes.Store(true) }
 
 // finder is Find with its surroundings as data.
 type finder struct {
@@ -49,6 +72,7 @@ type finder struct {
 	cache    func() (string, error)
 	env      string
 	self     func() (string, error)
+	serves   bool // self can be a guest
 }
 
 func (f finder) find(goos, goarch string) (Guest, error) {
@@ -73,7 +97,7 @@ func (f finder) find(goos, goarch string) (Guest, error) {
 		if check(beside, goarch) == nil {
 			return Guest{beside, serveArgs}, nil
 		}
-		if runtime.GOOS == "linux" && goos == "linux" && goarch == runtime.GOARCH && check(self, goarch) == nil {
+		if f.serves && runtime.GOOS == "linux" && goos == "linux" && goarch == runtime.GOARCH && check(self, goarch) == nil {
 			return Guest{self, serveArgs}, nil
 		}
 	}

@@ -63,10 +63,11 @@ func TestFind(t *testing.T) {
 		{"environment names nothing", finder{env: filepath.Join(dir, "no"), self: self(alone)}, arch, "", "", "guest-missing"},
 		{"environment names a script", finder{env: script, self: self(alone)}, arch, "", "", "guest-missing"},
 		{"beside", finder{self: self(filepath.Join(dir, "with/assay"))}, arch, beside, "", ""},
-		{"itself", finder{self: self(alone)}, arch, alone, "", ""},
-		{"itself is no program", finder{self: self(script)}, arch, "", "", "guest-missing"},
-		{"other architecture", finder{self: self(alone)}, "riscv64", "", "", "guest-missing"},
-		{"dynamic", finder{self: self("/bin/sh")}, arch, "", "", "guest-missing"},
+		{"itself", finder{self: self(alone), serves: true}, arch, alone, "", ""},
+		{"itself, which does not serve", finder{self: self(alone)}, arch, "", "", "guest-missing"},
+		{"itself is no program", finder{self: self(script), serves: true}, arch, "", "", "guest-missing"},
+		{"other architecture", finder{self: self(alone), serves: true}, "riscv64", "", "", "guest-missing"},
+		{"dynamic", finder{self: self("/bin/sh"), serves: true}, arch, "", "", "guest-missing"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"assay/internal/dash"
+	"assay/record"
+	"assay/ref"
+	"assay/report"
+	"assay/report/showjson"
+	"assay/report/terminal"
+)
+
+type showOptions struct {
+	target      report.Target
+	runs        []string
+	experiments []string
+	record      string
+	latest      bool
+	json, all   bool
+}
+
+func (a *app) showCommand() *cobra.Command {
+	var o showOptions
+	c := &cobra.Command{
+		Use:   "show [@locator]",
+		Short: "Show results, or everything about one attempt",
+		Long: "Show results. Without arguments: the newest result of every eval of every experiment, also while a run\n" +
+			"goes on. With a locator, or --run and --page: everything that is recorded of one attempt.\n\n" +
+			"It reads the record only; it needs no sandbox and waits for nobody.",
+		Example: "  " + a.w.Name + " show\n" +
+			"  " + a.w.Name + " show @1h2k9d0q3v5zx\n" +
+			"  " + a.w.Name + " show --run 06h2vfdxjar0fvbezs9vftrnxr --page attempt-06h2vfdxjvt7b4hct6qvjxgxg8\n" +
+			"  " + a.w.Name + " show --json --latest",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			o.target.Locator = first(args)
+			return a.show(c.Context(), o)
+		},
+	}
+	f := c.Flags()
+	f.StringArrayVar(&o.runs, "run", nil, "exactly this run (repeatable)")
+	f.StringVar(&o.target.Page, "page", "", "a page of a run: attempt-<attemptId>")
+	f.StringArrayVar(&o.experiments, "experiment", nil, "only this experiment (repeatable)")
+	f.BoolVar(&o.latest, "latest", false, "the newest completed run of each experiment")
+	f.BoolVar(&o.json, "json", false, "one JSON document")
+	f.BoolVar(&o.all, "all", false, "list every one of equal failures")
+	f.StringVar(&o.record, "record", "", "record root")
+	return c
+}
+
+func (a *app) show(ctx context.Context, o showOptions) error {
+	root := o.record
+	if root == "" {
+		// The project's own file may name another root; a project that does
+		// not load still has its results.
+		suite, err := a.suite(ctx)
+		if err != nil {
+			suite = nil
+		}
+		if root, err = a.recordRoot(suite, ""); err != nil {
+			return err
+		}
+	}
+	r, err := record.OpenReader(root)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	sel := report.Selection{Latest: o.latest}
+	for _, id := range o.runs {
+		o.target.Runs = append(o.target.Runs, ref.RunID(id))
+		sel.Runs = append(sel.Runs, ref.RunID(id))
+	}
+	for _, id := range o.experiments {
+		sel.Experiments = append(sel.Experiments, ref.ExperimentID(id))
+	}
+	at, single, err := report.Resolve(ctx, r, o.target)
+	if err != nil {
+		return err
+	}
+	stdout := fileOf(a.p.Stdout)
+	_, noColor := a.p.Env("NO_COLOR")
+	opts := terminal.Options{All: o.all, Color: !noColor && dash.Usable(stdout, a.p.env)}
+	if single && !o.json {
+		page, err := report.ReadPage(r, at)
+		if err != nil {
+			return err
+		}
+		return a.wrote(terminal.Page(a.p.Stdout, page, opts))
+	}
+	if single {
+		sel = report.Selection{Runs: []ref.RunID{at.Run}}
+	}
+	m, err := report.Build(ctx, r, sel)
+	if err != nil {
+		return err
+	}
+	if single {
+		m.Only(at.Attempt)
+	}
+	if o.json {
+		return a.wrote(showjson.Write(a.p.Stdout, m))
+	}
+	return a.wrote(terminal.Summary(a.p.Stdout, m, opts))
+}
+
