@@ -165,13 +165,13 @@ func (e *execution) wait(ctx context.Context) (Exit, error) {
 	}
 	exit := exitOf(&r)
 	if r.Killed {
-		e.drain(limit)
-		e.abandon()
 		cause := context.Cause(ctx)
 		if cause == nil { // the guest claims a kill that nobody asked for
 			e.c.conn.Close()
 			return Exit{}, gone("exec", wire.ErrProtocol)
 		}
+		e.drain(limit)
+		e.abandon()
 		if !r.Proven {
 			return Exit{OOM: r.OOM}, unproven(cause, "the guest could not prove that every process ended")
 		}
