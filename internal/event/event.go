@@ -81,12 +81,23 @@ type ExperimentHook struct {
 	Err        string
 }
 
-// Queued puts a slot (back) among those that wait. For says what for, such as
-// "a slot", "experiment setup", "backing off 2s".
+// ForSlot is Queued.For of a slot that waits for nothing but its turn.
+const ForSlot = "a slot"
+
+// Queued puts a slot (back) among those that wait. For says what for: ForSlot,
+// or something else, such as "experiment setup" or "backing off 2s".
 type Queued struct {
 	mark
 	Slot ref.Slot
 	For  string
+}
+
+// LockWait tells that a slot waits for a lock that somebody else holds, such as
+// the lease of a shared state. It ends with the slot's next event.
+type LockWait struct {
+	mark
+	Slot         ref.Slot
+	Lock, Holder string // Holder is printable, "" where nobody knows
 }
 
 // AttemptStarted begins an attempt: its clock runs.
@@ -174,11 +185,26 @@ type Budget struct {
 	SpentUSD, Limit float64
 }
 
+// Conclusion is the outcome of an invocation in one word. It agrees with the
+// exit code.
+type Conclusion string
+
+// The conclusions. Interrupted is for a real signal only.
+const (
+	ConcludedPassed      Conclusion = "PASSED"
+	ConcludedFailed      Conclusion = "FAILED"
+	ConcludedErrored     Conclusion = "ERRORED"
+	ConcludedIncomplete  Conclusion = "INCOMPLETE"
+	ConcludedInterrupted Conclusion = "INTERRUPTED"
+)
+
 // End closes an invocation.
 type End struct {
 	mark
 	Time    time.Time
 	Receipt record.Receipt
+	// Conclusion is the engine's; with "" a view works it out from the verdicts.
+	Conclusion Conclusion
 	// RecordRoot is where `show` finds the results.
 	RecordRoot string
 }
