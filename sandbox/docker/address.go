@@ -152,8 +152,10 @@ func (s surroundings) named(host, from string) ([]address, error) {
 			return []address{a}, nil
 		}
 		var err error
-		a.tls, err = s.tlsConfig(dir, !verify && scheme != "https")
-		return []address{a}, err
+		if a.tls, err = s.tlsConfig(dir, !verify && scheme != "https"); err != nil {
+			return nil, err
+		}
+		return []address{a}, nil
 	default:
 		return nil, fault.Configf("sandbox.engine-address", "Write it as unix:///path, tcp://host:port or npipe:////./pipe/name.", "%s holds %q, whose scheme %q is not known", from, host, scheme)
 	}

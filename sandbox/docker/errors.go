@@ -146,4 +146,3 @@ func pullError(ref string, err error) *fault.Error {
 	}
 	return out
 }
-

@@ -115,7 +115,7 @@ func (i *instance) broken(ctx context.Context, err error) error {
 		death = i.Health(look)
 		if death == nil {
 			// It runs, but nobody can talk to it any more.
-			death = &fault.Error{Code: "sandbox-stream-lost", What: fmt.Sprintf("the connection to container %.12s broke", i.id)}
+			death = &fault.Error{Class: fault.Transient, Code: "sandbox-stream-lost", What: fmt.Sprintf("the connection to container %.12s broke", i.id)}
 		}
 		i.mu.Lock()
 		if i.death == nil && !i.stopped {

@@ -12,6 +12,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 
@@ -34,6 +35,7 @@ type plain struct {
 	s     *stream
 	users accounts
 	user  plainUser
+	ended chan struct{} // closed when the first process's stream has ended
 
 	mu    sync.Mutex
 	homes map[string]plainUser
@@ -52,7 +54,11 @@ func (p *Provider) createPlain(ctx context.Context, e *engine, img *image, r san
 	if err != nil {
 		return nil, err
 	}
-	d := &plain{instance: instance{p: p, e: e, id: id, img: img}, s: s, homes: map[string]plainUser{}}
+	d := &plain{instance: instance{p: p, e: e, id: id, img: img}, s: s, ended: make(chan struct{}), homes: map[string]plainUser{}}
+	go func() { // ends with the container, or when the stream is closed
+		defer close(d.ended)
+		_, _ = io.Copy(io.Discard, s)
+	}()
 	if err := d.settle(ctx, r); err != nil {
 		return nil, e.discard(ctx, id, s, err)
 	}
@@ -235,6 +241,9 @@ func (d *plain) script(ctx context.Context, user, text string, args ...string) (
 
 // Exec runs a command through the engine.
 func (d *plain) Exec(ctx context.Context, c sandbox.Cmd) (sandbox.Exit, error) {
+	if err := d.alive(ctx); err != nil {
+		return sandbox.Exit{}, err
+	}
 	u, err := d.userOf(ctx, c.User)
 	if err != nil {
 		return sandbox.Exit{}, err
@@ -266,11 +275,33 @@ func (d *plain) Exec(ctx context.Context, c sandbox.Cmd) (sandbox.Exit, error) {
 	}
 }
 
+// alive returns why the container must not be used any more, or nil. The engine
+// moves files of a container that has ended as if nothing were wrong.
+func (d *plain) alive(ctx context.Context) error {
+	select {
+	case <-d.ended:
+		return d.broken(ctx, errors.New("its first process has ended"))
+	default:
+		return nil
+	}
+}
+
+// killSettles is how long the end of a container may be behind the end of the
+// commands in it.
+const killSettles = 500 * time.Millisecond
+
 // exited turns the engine's exit code into a result. The engine does not tell
 // `exit 137` from a kill, so no signal is ever named. A kill is looked into: it
 // may have been the end of the whole container.
 func (d *plain) exited(ctx context.Context, code int) (sandbox.Exit, error) {
 	if code == 128+9 {
+		settle := time.NewTimer(killSettles)
+		defer settle.Stop()
+		select {
+		case <-d.ended:
+			return sandbox.Exit{}, d.broken(ctx, errors.New("the command was killed"))
+		case <-settle.C:
+		}
 		look, cancel := fault.WithTimeout(context.WithoutCancel(ctx), "engine-call", afterlife, "built-in")
 		defer cancel()
 		if health := d.Health(look); errors.Is(health, sandbox.ErrUnusable) {

@@ -67,6 +67,9 @@ func (d *plain) lookAt(ctx context.Context, p string) (container.PathStat, error
 // Get writes a tar of a path: a file under its base name, a directory as "./"
 // and what is below it.
 func (d *plain) Get(ctx context.Context, p string, w io.Writer) error {
+	if err := d.alive(ctx); err != nil {
+		return err
+	}
 	p = path.Clean(p)
 	return d.fetch(ctx, p, func(st container.PathStat, tr *tarReader) error {
 		tw := tar.NewWriter(w)
@@ -218,6 +221,9 @@ func (d *plain) ancestry(ctx context.Context, dir string) (base string, missing 
 // Symlinks that stand in the way inside the container are refused: the engine
 // would follow them.
 func (d *plain) Put(ctx context.Context, dir string, archive io.Reader) error {
+	if err := d.alive(ctx); err != nil {
+		return err
+	}
 	base, missing, err := d.ancestry(ctx, dir)
 	if err != nil {
 		return err
