@@ -10,9 +10,9 @@ import (
 	"assay/internal/guest/supervise"
 )
 
-// spares is how many supervisors wait for work, so that no command waits for the
-// start of its supervisor.
-const spares = 2
+// maxIdle is how many supervisors are kept for later commands. There is one from
+// the start, so that no command waits for the start of its supervisor.
+const maxIdle = 4
 
 // crew keeps the supervisors.
 type crew struct {
@@ -31,7 +31,7 @@ type supervisor struct {
 }
 
 func newCrew(r *reaper) *crew {
-	return &crew{reaper: r, idle: make(chan *supervisor, spares), pids: map[int]*supervisor{}}
+	return &crew{reaper: r, idle: make(chan *supervisor, maxIdle), pids: map[int]*supervisor{}}
 }
 
 // hire returns a supervisor that has nothing to do yet.
@@ -44,26 +44,27 @@ func (c *crew) hire() (*supervisor, error) {
 	}
 }
 
-// fill starts spare supervisors in the background. A failure only means that a
-// later command starts its own and reports the error.
+// release takes back a supervisor that can serve another command.
+func (c *crew) release(s *supervisor) {
+	select {
+	case c.idle <- s:
+	default:
+		s.link.Close()
+	}
+}
+
+// fill starts a spare supervisor in the background when there is none. A failure
+// only means that a later command starts its own and reports the error.
 func (c *crew) fill() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.filler || c.closed {
+	if c.filler || c.closed || len(c.idle) > 0 {
 		return
 	}
 	c.filler = true
 	go func() {
-		for len(c.idle) < spares {
-			s, err := c.recruit()
-			if err != nil {
-				break
-			}
-			select {
-			case c.idle <- s:
-			default:
-				s.link.Close()
-			}
+		if s, err := c.recruit(); err == nil {
+			c.release(s)
 		}
 		c.mu.Lock()
 		c.filler = false

@@ -34,9 +34,14 @@ func (s *server) exec(st *wire.Stream, req *wire.ExecRequest) wire.Message {
 		p.closeParent()
 		return refuse(wire.CodeFork, "start supervisor: "+err.Error())
 	}
-	defer sup.link.Close()
 	flow := p.pump(st)
-	r := (&command{s: s, st: st, link: sup.link}).watch()
+	c := &command{s: s, st: st, link: sup.link}
+	r := c.watch()
+	if c.idle {
+		s.crew.release(sup)
+	} else {
+		sup.link.Close()
+	}
 	r.OOM = s.oom.count() > before
 	if err := st.SendReply(r); err != nil {
 		flow.finish()
@@ -78,6 +83,7 @@ type command struct {
 	st     *wire.Stream
 	link   *supervise.Link
 	leader int
+	idle   bool // the supervisor takes another command
 }
 
 // watch follows the command to its end and returns what to reply.
@@ -94,16 +100,19 @@ func (c *command) watch() *wire.ExecReply {
 	over := make(chan struct{})
 	defer close(over)
 	go func() {
-		defer close(gone)
 		for {
 			e, err := c.link.Next()
 			if err != nil {
+				close(gone)
 				return
 			}
 			select {
 			case events <- e:
 			case <-over:
 				return
+			}
+			if e.Last() {
+				return // what follows belongs to the next command
 			}
 		}
 	}()
@@ -113,6 +122,7 @@ func (c *command) watch() *wire.ExecReply {
 	for {
 		select {
 		case e := <-events:
+			c.idle = e.Idle
 			switch e.Kind {
 			case supervise.Started:
 				var forget func()

@@ -30,8 +30,8 @@ const maxControl = wire.MaxRequest + 1024
 // EventKind is what happened to a supervised command.
 type EventKind uint8
 
-// The kinds of events. A supervisor sends Started or Refused, then Exited or
-// Killed, and ends.
+// The kinds of events. For each command a supervisor sends Refused, or Started
+// and then Exited or Killed; a program that is not there is Exited alone.
 const (
 	Started EventKind = msgStarted
 	Refused EventKind = msgRefused
@@ -49,7 +49,13 @@ type Event struct {
 	Known  bool
 	Status int
 	Signal int
+	// Idle says that the command left nothing behind and the supervisor takes
+	// another one; after other last events it ends.
+	Idle bool
 }
+
+// Last says whether no event of this command follows.
+func (e *Event) Last() bool { return e.Kind != Started }
 
 // Fields implements wire.Message.
 func (e *Event) Fields(c *wire.Codec) {
@@ -58,6 +64,7 @@ func (e *Event) Fields(c *wire.Codec) {
 	c.Bool(&e.Known)
 	c.Num(&e.Status)
 	c.Num(&e.Signal)
+	c.Bool(&e.Idle)
 }
 
 type killOrder struct{ grace int64 }
@@ -103,7 +110,7 @@ func NewLink() (*Link, *os.File, error) {
 }
 
 // Start hands the supervisor its command and the command's standard input,
-// output and error. Call it once.
+// output and error. Call it again only after an Idle event.
 func (l *Link) Start(req *wire.ExecRequest, files [3]*os.File) error {
 	b := frame(msgStart, req)
 	rights := unix.UnixRights(int(files[0].Fd()), int(files[1].Fd()), int(files[2].Fd()))

@@ -1,6 +1,8 @@
 package supervise
 
 import (
+	"bytes"
+	"io"
 	"math"
 	"os"
 	"os/signal"
@@ -40,33 +42,34 @@ func Session() int {
 	if err := Harden(controlFD); err != nil {
 		return 1
 	}
-	s := &session{control: os.NewFile(controlFD, "control"), reaped: make(chan struct{}, 1), gone: make(chan struct{})}
-	req, files, err := s.receiveStart()
-	if err != nil {
-		return 0 // never used: the parent has closed the socket
-	}
-	pid, refused := start(req, files)
-	for _, fd := range files {
-		_ = unix.Close(fd)
-	}
-	if refused != nil {
-		s.report(refused)
-		return 0
-	}
-	s.report(&Event{Kind: Started, PID: pid})
+	s := &session{control: os.NewFile(controlFD, "control"), orders: make(chan *order)}
 	go s.obey()
-	s.wait(pid)
+	for o := range s.orders {
+		if !s.run(o) {
+			break
+		}
+	}
 	return 0
 }
 
+// session serves one command after the other for as long as each leaves nothing
+// behind.
 type session struct {
 	control *os.File
-	reaped  chan struct{} // a process was reaped since the last look
-	gone    chan struct{} // no process is left
+	orders  chan *order // closed when the parent is gone
 
 	mu      sync.Mutex
-	killing bool
-	over    bool
+	current *order
+}
+
+// order is one command under supervision.
+type order struct {
+	req    *wire.ExecRequest
+	files  []int
+	reaped chan struct{} // a process was reaped since the last look
+	gone   chan struct{} // closed when there is nothing left to kill
+
+	killing bool // under session.mu: a kill came before the leader's end
 }
 
 func (s *session) report(e *Event) {
@@ -74,12 +77,51 @@ func (s *session) report(e *Event) {
 	_, _ = s.control.Write(frame(byte(e.Kind), e))
 }
 
-// receiveStart waits for the command and its three descriptors.
-func (s *session) receiveStart() (*wire.ExecRequest, []int, error) {
+// obey reads what the parent wants. The end of the socket is the order to kill
+// at once.
+func (s *session) obey() {
+	defer close(s.orders)
+	for {
+		kind, body, files, err := s.receive()
+		if err != nil {
+			s.beginKill(0)
+			return
+		}
+		switch kind {
+		case msgKill:
+			// One that came too late for its command finds none running: the
+			// parent sends the next command only after it has seen the end.
+			k := killOrder{}
+			if wire.Unmarshal(body, &k) == nil {
+				s.beginKill(time.Duration(k.grace))
+			}
+		case msgStart:
+			o := &order{req: &wire.ExecRequest{}, files: files, reaped: make(chan struct{}, 1), gone: make(chan struct{})}
+			if len(files) != 3 || wire.Unmarshal(body, o.req) != nil {
+				return
+			}
+			s.mu.Lock()
+			s.current = o
+			s.mu.Unlock()
+			s.orders <- o
+		}
+	}
+}
+
+func (s *session) beginKill(grace time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o := s.current; o != nil && !o.killing {
+		o.killing = true
+		go o.kill(grace)
+	}
+}
+
+// receive reads one message and the descriptors that come with its first byte.
+func (s *session) receive() (kind byte, body []byte, files []int, err error) {
 	oob := make([]byte, unix.CmsgSpace(3*4))
-	first := make([]byte, 32<<10)
+	first := make([]byte, 1)
 	var n, oobn int
-	var err error
 	for {
 		n, oobn, _, _, err = unix.Recvmsg(controlFD, first, oob, unix.MSG_CMSG_CLOEXEC)
 		if err != unix.EINTR {
@@ -87,69 +129,68 @@ func (s *session) receiveStart() (*wire.ExecRequest, []int, error) {
 		}
 	}
 	if err != nil || n == 0 {
-		return nil, nil, os.ErrClosed
+		return 0, nil, nil, os.ErrClosed
 	}
-	msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || len(msgs) != 1 {
-		return nil, nil, os.ErrInvalid
+	if msgs, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil && len(msgs) == 1 {
+		files, _ = unix.ParseUnixRights(&msgs[0]) // none: the caller counts
 	}
-	fds, err := unix.ParseUnixRights(&msgs[0])
-	if err != nil || len(fds) != 3 {
-		return nil, nil, os.ErrInvalid
-	}
-	kind, body, err := readFrame(&prefixed{first[:n], s.control})
-	if err != nil || kind != msgStart {
-		return nil, nil, os.ErrInvalid
-	}
-	req := &wire.ExecRequest{}
-	return req, fds, wire.Unmarshal(body, req)
+	kind, body, err = readFrame(io.MultiReader(bytes.NewReader(first), s.control))
+	return kind, body, files, err
 }
 
-type prefixed struct {
-	head []byte
-	rest *os.File
-}
-
-func (p *prefixed) Read(b []byte) (int, error) {
-	if len(p.head) > 0 {
-		n := copy(b, p.head)
-		p.head = p.head[n:]
-		return n, nil
+// run carries out one order and says whether this supervisor can take another.
+func (s *session) run(o *order) bool {
+	pid, refused := start(o.req, o.files)
+	for _, fd := range o.files {
+		_ = unix.Close(fd)
 	}
-	return p.rest.Read(b)
+	var e *Event
+	if refused != nil {
+		e = refused
+		s.finish(o)
+		close(o.gone)
+	} else {
+		s.report(&Event{Kind: Started, PID: pid})
+		e = s.wait(o, pid)
+	}
+	// A thread cannot give no_new_privs back.
+	e.Idle = !o.req.NoNewPrivs && e.Kind != Killed && childless()
+	s.report(e)
+	return e.Idle
 }
 
-// obey carries out the parent's orders. The end of the socket is the order to
-// kill at once.
-func (s *session) obey() {
+// finish makes o no longer killable and says whether it is being killed.
+func (s *session) finish(o *order) (killing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !o.killing {
+		s.current = nil
+	}
+	return o.killing
+}
+
+// childless reaps what has ended and says whether nothing is left.
+func childless() bool {
 	for {
-		kind, body, err := readFrame(s.control)
-		order := killOrder{}
-		if err == nil && (kind != msgKill || wire.Unmarshal(body, &order) != nil) {
-			continue
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG|unix.WALL, nil)
+		if err == unix.ECHILD {
+			return true
 		}
-		s.mu.Lock()
-		begin := !s.killing && !s.over
-		s.killing = true
-		s.mu.Unlock()
-		if begin {
-			go s.kill(time.Duration(order.grace))
-		}
-		if err != nil {
-			return
+		if pid == 0 || err != nil && err != unix.EINTR {
+			return false
 		}
 	}
 }
 
 // kill ends the tree; wait notices when nothing is left.
-func (s *session) kill(grace time.Duration) {
+func (o *order) kill(grace time.Duration) {
 	if grace > 0 {
 		signalTree(unix.SIGTERM)
 		t := time.NewTimer(grace)
 		defer t.Stop()
 		select {
 		case <-t.C:
-		case <-s.gone:
+		case <-o.gone:
 			return
 		}
 	}
@@ -160,17 +201,17 @@ func (s *session) kill(grace time.Duration) {
 	for {
 		signalTree(unix.SIGKILL)
 		select {
-		case <-s.reaped:
+		case <-o.reaped:
 		case <-pause.C:
-		case <-s.gone:
+		case <-o.gone:
 			return
 		}
 	}
 }
 
 // wait reaps until the leader has ended by itself or, under a kill, until no
-// process is left, and reports which.
-func (s *session) wait(leader int) {
+// process is left, and returns which.
+func (s *session) wait(o *order, leader int) *Event {
 	done := &Event{Kind: Exited}
 	for {
 		var ws unix.WaitStatus
@@ -179,13 +220,12 @@ func (s *session) wait(leader int) {
 		case err == unix.EINTR:
 			continue
 		case err != nil: // ECHILD
-			close(s.gone)
+			close(o.gone)
 			done.Kind = Killed
-			s.report(done)
-			return
+			return done
 		}
 		select {
-		case s.reaped <- struct{}{}:
+		case o.reaped <- struct{}{}:
 		default:
 		}
 		if pid != leader {
@@ -197,13 +237,9 @@ func (s *session) wait(leader int) {
 		} else {
 			done.Status = ws.ExitStatus()
 		}
-		s.mu.Lock()
-		s.over = !s.killing
-		over := s.over
-		s.mu.Unlock()
-		if over {
-			s.report(done)
-			return
+		if !s.finish(o) {
+			close(o.gone)
+			return done
 		}
 	}
 }

@@ -3,9 +3,10 @@
 // and the kill be proven, whatever the tree did to hide (new sessions, double
 // forks, ignored signals, forks during the kill).
 //
-// A supervisor is this program itself, started again with SessionArg. It leaves
-// as soon as the command's first process ends by itself; descendants that run on
-// then belong to the next reaper.
+// A supervisor is this program itself, started again with SessionArg. When the
+// command's first process ends by itself and has left descendants, it leaves at
+// once, so that they run on and belong to the next reaper; when nothing is left
+// it takes the next command.
 package supervise
 
 // SessionArg, as the first argument, makes a program that calls Session a
