@@ -186,6 +186,8 @@ type source struct {
 	// path is relative to the root, with slashes.
 	path string
 	id   string
+	// symlink is set when the file is one.
+	symlink bool
 	// workspace is set when the folder has an entry of that name.
 	workspace bool
 
@@ -249,7 +251,7 @@ func (l *loader) walk(dir string, depth int) {
 		name := e.Name()
 		full := dir + "/" + name
 		if !e.IsDir() {
-			l.file(full, name, inEvals, workspace)
+			l.file(full, e, inEvals, workspace)
 			continue
 		}
 		switch name {
@@ -265,8 +267,9 @@ func (l *loader) walk(dir string, depth int) {
 }
 
 // file notes one file if its name says that it defines something.
-func (l *loader) file(full, name string, inEvals, workspace bool) {
-	s := &source{path: full, workspace: workspace}
+func (l *loader) file(full string, e fs.DirEntry, inEvals, workspace bool) {
+	name := e.Name()
+	s := &source{path: full, symlink: e.Type()&fs.ModeSymlink != 0, workspace: workspace}
 	below := strings.TrimPrefix(full, evalsDir+"/")
 	switch {
 	case !inEvals && strings.HasSuffix(name, ".yaml"):
@@ -336,29 +339,22 @@ func (l *loader) readAll(ctx context.Context) error {
 
 // open reads a definition's bytes; a symlink may lead to another file of the
 // project only.
-func (l *loader) open(rel string) ([]byte, *Problem) {
+func (l *loader) open(rel string, symlink bool) ([]byte, *Problem) {
 	full := filepath.Join(l.root, filepath.FromSlash(rel))
 	fail := func(code, message, fix string) ([]byte, *Problem) {
 		return nil, &Problem{File: rel, Code: code, Message: message, Fix: fix}
 	}
-	info, err := os.Lstat(full)
-	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
-		if !l.inside(full) {
-			return fail("path-escapes", "the file is a symlink that leads out of the project or nowhere", "Copy the file into the project.")
-		}
-		info, err = os.Stat(full)
+	if symlink && !l.inside(full) {
+		return fail("path-escapes", "the file is a symlink that leads out of the project or nowhere", "Copy the file into the project.")
 	}
+	data, err := readRegular(full)
 	switch {
+	case errors.Is(err, errNotRegular):
+		return fail("file-unreadable", "this is no regular file", "Replace it with a file.")
 	case err != nil:
 		return fail("file-unreadable", "the file cannot be read: "+cause(err), "Check its permissions.")
-	case !info.Mode().IsRegular():
-		return fail("file-unreadable", "this is no regular file", "Replace it with a file.")
-	case info.Size() > projectfile.MaxFile:
-		return fail("file-too-large", fmt.Sprintf("the file has %d bytes, the limit is %d", info.Size(), projectfile.MaxFile), "Move long texts into files of their own.")
-	}
-	data, err := os.ReadFile(full)
-	if err != nil {
-		return fail("file-unreadable", "the file cannot be read: "+cause(err), "Check its permissions.")
+	case len(data) > projectfile.MaxFile:
+		return fail("file-too-large", fmt.Sprintf("the file has more than %d bytes", projectfile.MaxFile), "Move long texts into files of their own.")
 	}
 	return data, nil
 }

@@ -118,7 +118,7 @@ func (f *file) prompt(in *projectfile.Prompt, at field) string {
 	if !ok {
 		return ""
 	}
-	data, err := readLimited(full)
+	data, err := readRegular(full)
 	switch {
 	case err != nil:
 		f.report(at, "path-unreadable", fmt.Sprintf("%s cannot be read: %s", in.File.File, cause(err)), "Check the path and its permissions.")
@@ -134,13 +134,32 @@ func (f *file) prompt(in *projectfile.Prompt, at field) string {
 	return ""
 }
 
-func readLimited(name string) ([]byte, error) {
-	file, err := os.Open(name)
+var errNotRegular = errors.New("not a regular file")
+
+// readRegular returns a regular file's content, or one byte more than is
+// allowed of a file that is too large. It never waits for a pipe's writer.
+func readRegular(name string) ([]byte, error) {
+	file, err := openNonblocking(name)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	return io.ReadAll(io.LimitReader(file, projectfile.MaxFile+1))
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, errNotRegular
+	}
+	data := make([]byte, min(info.Size(), projectfile.MaxFile)+1)
+	n, err := io.ReadFull(file, data)
+	if err == nil && info.Size() < projectfile.MaxFile {
+		return nil, errors.New("it changed while it was read")
+	}
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return data[:n], nil
+	}
+	return nil, err
 }
 
 // solution sets what the oracle runs. A script file is run from the uploaded
@@ -158,7 +177,7 @@ func (f *file) solution(e *assay.Eval, in *projectfile.Solution, at field) {
 			return
 		}
 		script := "sh"
-		if data, err := readLimited(full); err == nil {
+		if data, err := readRegular(full); err == nil {
 			first, _, _ := strings.Cut(string(data), "\n")
 			if line, ok := strings.CutPrefix(first, "#!"); ok && strings.TrimSpace(line) != "" {
 				script = strings.TrimSpace(line)

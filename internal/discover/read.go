@@ -26,7 +26,7 @@ type file struct {
 // load reads and decodes a file into target; it is false when there is nothing
 // to convert.
 func (f *file) load(target any) bool {
-	data, bad := f.l.open(f.path)
+	data, bad := f.l.open(f.path, f.s == nil || f.s.symlink)
 	if bad != nil {
 		f.problems = append(f.problems, *bad)
 		return false

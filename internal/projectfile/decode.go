@@ -394,15 +394,14 @@ func (d *decoder) fields(n *Node, v reflect.Value, f *Field, other func(i int) (
 			d.value(n.Items[i], v.Field(sf.Index), sf.Limits, f.Key(k.Name))
 			continue
 		}
-		names := s.names()
+		var more []string
 		if other != nil {
-			taken, more := other(i)
-			if taken {
+			taken := false
+			if taken, more = other(i); taken {
 				continue
 			}
-			names = append(names, more...)
 		}
-		d.unknown(k, f, names)
+		d.unknown(k, f, append(s.names(), more...))
 	}
 	for _, sf := range s.Fields {
 		if sf.Required && n.Get(sf.Name) == nil {

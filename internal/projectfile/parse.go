@@ -30,6 +30,7 @@ const (
 // Parse reads one YAML document. Without a document the node is nil, and there
 // is at least one problem. Problems name no file.
 func Parse(data []byte) (root *Node, problems []Problem) {
+	// The library has panicked on odd input before.
 	defer func() {
 		if p := recover(); p != nil {
 			root, problems = nil, []Problem{{Line: 1, Column: 1, Code: "yaml-syntax", Message: fmt.Sprintf("the file cannot be read as YAML: %v", p), Fix: "Simplify the file."}}
@@ -42,7 +43,16 @@ func Parse(data []byte) (root *Node, problems []Problem) {
 	if p, bad := badText(data); bad {
 		return nil, []Problem{p}
 	}
-	tokens := lexer.Tokenize(string(data))
+	text := string(data)
+	if root, ok := quick(text); ok {
+		return root, nil
+	}
+	return parseAll(text)
+}
+
+// parseAll reads a document of any form with the library.
+func parseAll(text string) (*Node, []Problem) {
+	tokens := lexer.Tokenize(text)
 	if p, bad := badTokens(tokens); bad {
 		return nil, []Problem{p}
 	}

@@ -1,10 +1,14 @@
 package projectfile
 
 import (
+	"math/rand/v2"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 func value(t *testing.T, doc string) any {
@@ -139,4 +143,76 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// quick and the library return the same for every document that quick reads.
+func FuzzQuick(f *testing.F) {
+	for _, s := range quickDocuments() {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if _, bad := badText([]byte(s)); bad || len(s) > 1<<14 {
+			return
+		}
+		got, ok := quick(s)
+		if !ok {
+			return
+		}
+		want, problems := parseAll(s)
+		if len(problems) > 0 {
+			t.Fatalf("%q: quick reads what the library refuses: %v", s, problems)
+		}
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("%q: library -, quick +\n%s", s, diff)
+		}
+	})
+}
+
+func quickDocuments() []string {
+	return []string{
+		"a: 1\nb: two words # c\nc:\n  d: 'it''s'\n  e: \"x\\ny\"\nf:\n- g\n- h: i\n  j: k\n-  l: m\n   n: o\n",
+		"# c\n\na: |\n  one\n\n   two\n\nb: |-\n    x\nc: [1, {d: e, f: [g]}, 'h', \"i\"] # j\nk: {}\nl: []\nm:\nn: ~x\n",
+		"prompt: p\nchecks:\n  - run: npm test\n  - {file: a.b, matches: 'c'}\n  - changed: src/d.tsx\n\n  - {reply: {matches: '(?i)e'}}\n  - plain text: no\n",
+		"x: é\ny: {a: é, b: c}\nz: 'é' # d\n", "- a\n- b\n", "- a: b\n  c:\n  - d\n  - e\n", "a: -5\nb: -\nc: .5\n", "a:\n  - |\n    x\n  - y\n",
+		"a: b\n  c\n", "a: [b,\n c]\n", "a: 'b\n c'\n", "a:\n    b: c\n  d: e\n", "a: b: c\n", "a:\n# x\n  # y\n  b: c\n", "a: |\n\n  b\n", "{a: b}\n", "text\n",
+		"a: http://x:1/y#z\n", "a: x  \n", "a: b #\n", "a: '' \n", "a: [a b, c d]\n", "a: {b: c d}\n", "a: [1.5, true, null, 0x1F]\n", "a: 5 # é\n",
+	}
+}
+
+// The same over documents put together from pieces, right and wrong ones, which
+// reaches combinations that mutation of bytes does not.
+func TestQuickAgrees(t *testing.T) {
+	pieces := []string{
+		"a:", "b: x", "c: 'it''s' # c", "d: \"q\\n\\\"\"", "e: [1, {f: g, h: [i]}, 'j']", "k: {l: m n, o: {}}", "p: |", "q: |-", "r: >", "- s", "- t: u", "- [v]", "- - w", "-",
+		"x y", "z: a: b", "", "# c", "  ", "aa: -5m", "bb: [", "cc: ]", "dd: é", "ee: {é: f}", "ff: 1.5", "gg: ~", "hh: null", "ii: [null, ~, true]", "jj: http://k:1/#l", "kk: m #n", "- 'o'", "- \"p\"",
+		"ll: {m: 'n', o: \"p\"}", "mm: [a b , c]", "nn: [a,b]", "oo: {a: b,}", "pp: {a}", "qq: 'r' s", "rr: *a", "ss: &a b", "tt: !!str u", "? v", "<<: w", "1: x", "a/b.c: y", "-z: a", ".b: c", "- a: |", "-  dd: e",
+		"a: |2", "a: 'b", "a: b\tc", "---", "...", "a: @b", "a: b # é", "é: b", "a:b", "a: 'é' # c", "a: [é, b]", "a: [b]c", "a: {b: c} d", "=: a", "a: =", "a: <<", "- <<", "a: 2001-01-01", "a: 0x1F", "a: [ b, c ]", "a: { b: c }", "a: []", "a: {}", "a: - b", "a: -", "a: ---",
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	read := 0
+	for range 60_000 {
+		var b strings.Builder
+		indent := 0
+		for range 1 + r.IntN(6) {
+			indent = max(0, indent+[]int{0, 0, 0, 2, 2, -2, 4, -4, 1}[r.IntN(9)])
+			b.WriteString(strings.Repeat(" ", indent) + pieces[r.IntN(len(pieces))] + "\n")
+		}
+		doc := b.String()
+		got, ok := quick(doc)
+		if !ok {
+			continue
+		}
+		read++
+		want, problems := parseAll(doc)
+		if len(problems) > 0 {
+			t.Fatalf("%q: quick reads what the library refuses: %v", doc, problems)
+		}
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("%q: library -, quick +\n%s", doc, diff)
+		}
+	}
+	if read < 3000 {
+		t.Errorf("quick read only %d documents", read)
+	}
+	t.Logf("quick read %d documents", read)
 }

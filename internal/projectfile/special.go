@@ -94,6 +94,22 @@ func (d *decoder) agent(n *Node, v reflect.Value, f *Field) {
 	}
 }
 
+// checkKind is a kind and every field that a check of it may have.
+type checkKind struct {
+	CheckKind
+	allowed []string
+}
+
+var checkKinds = makeCheckKinds()
+
+func makeCheckKinds() map[string]checkKind {
+	m := map[string]checkKind{}
+	for _, k := range CheckKinds() {
+		m[k.Name] = checkKind{k, slices.Concat([]string{k.Name}, k.Extra, CommonCheckFields())}
+	}
+	return m
+}
+
 // check decodes one check: a kind, what belongs to the kind, and the common
 // fields.
 func (d *decoder) check(n *Node, v reflect.Value, f *Field) {
@@ -105,26 +121,24 @@ func (d *decoder) check(n *Node, v reflect.Value, f *Field) {
 		d.reportAt(line, column, f.Key("judge"), "check-judge-unsupported", "judge checks are not supported yet", "Remove it, or use run, file or reply.")
 		return
 	}
-	kinds := CheckKinds()
-	var found []CheckKind
+	found := make([]checkKind, 0, 2)
 	for _, k := range n.Keys {
-		if i := slices.IndexFunc(kinds, func(c CheckKind) bool { return c.Name == k.Name }); i >= 0 {
-			found = append(found, kinds[i])
+		if kind, ok := checkKinds[k.Name]; ok {
+			found = append(found, kind)
 		}
 	}
 	if len(found) == 0 {
-		d.noKind(n, f, kinds)
+		d.noKind(n, f, CheckKinds())
 		return
 	}
-	allowed := append([]string{found[0].Name}, found[0].Extra...)
+	allowed := found[0].allowed
 	if len(found) > 1 {
 		line, column := n.keyPosition(found[1].Name)
 		d.reportAt(line, column, f.Key(found[1].Name), "field-conflict", fmt.Sprintf("%s and %s are two checks", found[0].Name, found[1].Name), "Write each as an item of its own.")
 		for _, k := range found[1:] {
-			allowed = append(append(allowed, k.Name), k.Extra...)
+			allowed = slices.Concat(allowed, k.allowed)
 		}
 	}
-	allowed = append(allowed, CommonCheckFields()...)
 	s := ShapeOf(v.Type())
 	for i, k := range n.Keys {
 		sf, known := s.field(k.Name)
