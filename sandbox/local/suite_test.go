@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -35,6 +36,7 @@ func TestSuite(t *testing.T) {
 		Instances: func(_ context.Context, token string) ([]string, error) { return p.Instances(token), nil },
 		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester"},
 		HostView:  true,
+		Marked:    marked,
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
 			sandboxtest.Vanishes: func(testing.TB) sandboxtest.Broken {
 				return sandboxtest.Broken{Trigger: killGuest}
@@ -56,4 +58,17 @@ func killGuest(ctx context.Context, d sandbox.Driver) error {
 		return err
 	}
 	return proc.Kill()
+}
+
+// marked looks through the environments of this machine's processes.
+func marked(_ context.Context, _ sandbox.Driver, mark string) (int, error) {
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	n := 0
+	for _, f := range files {
+		env, err := os.ReadFile(f)
+		if err == nil && strings.Contains("\x00"+string(env), "\x00ST_MARK="+mark+"\x00") {
+			n++
+		}
+	}
+	return n, err
 }

@@ -116,16 +116,14 @@ func (u *unpacking) parents(name string) error {
 	return nil
 }
 
-// mkdir makes a directory. One that is there keeps its mode: it is the user's.
+// mkdir makes a directory. One that is there keeps its mode, and a link that is
+// there stays: they are the user's.
 func (u *unpacking) mkdir(name string, h *tar.Header) error {
-	st, err := u.root.Lstat(name)
-	if err == nil && st.IsDir() {
-		return nil
-	}
-	if err == nil {
-		if err := u.root.Remove(name); err != nil {
-			return err
+	if st, err := u.root.Lstat(name); err == nil {
+		if st.IsDir() {
+			return nil
 		}
+		return refused(name, "is a directory where the tree has something else")
 	}
 	if err := u.root.Mkdir(name, 0o700); err != nil {
 		return err
