@@ -142,6 +142,9 @@ type view interface {
 	Close() error
 }
 
+// restorer is a view that changed the terminal.
+type restorer interface{ Restore() }
+
 func (a *app) view(json bool) view {
 	stdout := fileOf(a.p.Stdout)
 	bo := board.Options{Command: strings.Join(append([]string{a.w.Name}, a.p.Args...), " "), Show: a.w.Name + " show"}
@@ -158,6 +161,11 @@ func (a *app) view(json bool) view {
 
 func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, writer *record.Writer, o expOptions) error {
 	v := a.view(o.json)
+	if r, ok := v.(restorer); ok {
+		leave := a.p.Exit
+		a.p.Exit = func(code int) { r.Restore(); leave(code) }
+		defer r.Restore()
+	}
 	in := a.interrupts(ctx, v.Handle)
 	defer in.close()
 	out, err := run.Run(in.work, run.Options{

@@ -31,6 +31,7 @@ func Main(p Process, w World) (code int) {
 			code = ExitCrash
 		}
 	}()
+	keepPipes()
 	a := &app{p: &p, w: w}
 	root := a.root()
 	root.SetArgs(p.Args)

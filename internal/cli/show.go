@@ -106,4 +106,3 @@ func (a *app) show(ctx context.Context, o showOptions) error {
 	}
 	return a.wrote(terminal.Summary(a.p.Stdout, m, opts))
 }
-

@@ -214,9 +214,9 @@ func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval
 		if _, ok := v.Layer.Template(); !ok {
 			continue
 		}
-		// Config, profile and experiment are one side, on which the nearer
-		// level replaces the others; the eval is the other side.
-		if strings.HasPrefix(v.Name, "eval ") && owner >= 0 && levels[owner].Name != "config" {
+		// A nearer level replaces the defaults of config and profile; the
+		// experiment and the eval each say it explicitly.
+		if strings.HasPrefix(v.Name, "eval ") && owner >= 0 && strings.HasPrefix(levels[owner].Name, "experiment ") {
 			explicit = append(explicit, owner, i)
 		}
 		owner = i

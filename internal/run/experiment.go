@@ -361,24 +361,25 @@ func (x *experiment) end(interrupted bool) (record.Completion, error) {
 	return e.Completion, x.w.End(e)
 }
 
-// red folds the evals: one is red when an attempt is errored, when a slot has no
-// result that should have one, or when attempts failed; with early exit one
-// pass makes up for failures before it.
-func (x *experiment) red() bool {
+// reds folds the evals: whether one failed, one is errored, and one has a slot
+// without the result that it should have. With early exit one pass makes up for
+// failures before it.
+func (x *experiment) reds() (failed, errored, unmeasured bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.err != nil {
-		return true
-	}
+	errored = x.err != nil
 	for _, e := range x.evals {
-		if e.errored > 0 || e.unmeasured > 0 {
-			return true
-		}
-		if e.failed > 0 && (!x.x.EarlyExit || e.passed == 0) {
-			return true
-		}
+		errored = errored || e.errored > 0
+		unmeasured = unmeasured || e.unmeasured > 0
+		failed = failed || e.failed > 0 && (!x.x.EarlyExit || e.passed == 0)
 	}
-	return false
+	return failed, errored, unmeasured
+}
+
+// red tells whether anything of the run is not green.
+func (x *experiment) red() bool {
+	failed, errored, unmeasured := x.reds()
+	return failed || errored || unmeasured
 }
 
 // notes are the feedback channels of an experiment's hooks.
@@ -427,4 +428,3 @@ func (n notes) Fact(name string, value any) error {
 	n.x.facts[name] = f
 	return nil
 }
-

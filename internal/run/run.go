@@ -282,10 +282,9 @@ func (c *conductor) close(ctx context.Context) Outcome {
 	now := time.Now()
 	c.receipt.CompletedAt = &now
 	out.Receipt = c.receipt
-	c.o.Sink(event.End{Time: now, Receipt: c.receipt, RecordRoot: c.o.Writer.Root()})
+	c.o.Sink(event.End{Time: now, Receipt: c.receipt, Conclusion: c.conclusion(out), RecordRoot: c.o.Writer.Root()})
 	return out
 }
-
 
 // unready judges a run in which every start point failed.
 func (c *conductor) unready() fault.Class {
@@ -307,4 +306,25 @@ func (c *conductor) unready() fault.Class {
 		}
 	}
 	return class
+}
+
+// conclusion is the outcome in one word. It agrees with the exit code.
+func (c *conductor) conclusion(out Outcome) event.Conclusion {
+	var failed, errored, unmeasured bool
+	for _, x := range c.experiments {
+		f, e, u := x.reds()
+		failed, errored, unmeasured = failed || f, errored || e, unmeasured || u
+	}
+	switch {
+	case out.Receipt.Completion == record.Interrupted:
+		return event.ConcludedInterrupted
+	case errored:
+		return event.ConcludedErrored
+	case failed:
+		return event.ConcludedFailed
+	case unmeasured, out.Red:
+		return event.ConcludedIncomplete
+	default:
+		return event.ConcludedPassed
+	}
 }
