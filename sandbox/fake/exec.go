@@ -45,7 +45,11 @@ func (p *proc) execve(argv []string, depth int) int {
 	if code, ok := p.scripted(argv); ok {
 		return code
 	}
-	full, status := p.find(argv[0], p.env["PATH"])
+	dirs, ok := p.env["PATH"]
+	if !ok {
+		dirs = "/bin:/usr/bin" // as execvp does
+	}
+	full, status := p.find(argv[0], dirs)
 	if status != 0 {
 		why := "not found"
 		if status == 126 {

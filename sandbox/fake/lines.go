@@ -485,4 +485,3 @@ func trCmd(p *proc, argv []string) int {
 		}
 	}
 }
-

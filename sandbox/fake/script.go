@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -252,7 +253,7 @@ func (p *proc) answer(r *Response) int {
 		}
 	}
 	for _, name := range r.Deletes {
-		if err := p.m.tree.removeAll(path.Clean(p.abs(name)), p.cred()); err != nil {
+		if err := p.m.tree.removeAll(path.Clean(p.abs(name)), p.cred()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			p.complain([]string{"script"}, err)
 			return 1
 		}
