@@ -134,33 +134,8 @@ func (f *file) prompt(in *projectfile.Prompt, at field) string {
 	return ""
 }
 
+// errNotRegular is the answer of readRegular for folders, pipes and devices.
 var errNotRegular = errors.New("not a regular file")
-
-// readRegular returns a regular file's content, or one byte more than is
-// allowed of a file that is too large. It never waits for a pipe's writer.
-func readRegular(name string) ([]byte, error) {
-	file, err := openNonblocking(name)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, errNotRegular
-	}
-	data := make([]byte, min(info.Size(), projectfile.MaxFile)+1)
-	n, err := io.ReadFull(file, data)
-	if err == nil && info.Size() < projectfile.MaxFile {
-		return nil, errors.New("it changed while it was read")
-	}
-	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return data[:n], nil
-	}
-	return nil, err
-}
 
 // solution sets what the oracle runs. A script file is run from the uploaded
 // folder that holds it, by the interpreter of its first line, whether or not

@@ -133,7 +133,8 @@ func (l *loader) collect(suite *assay.Suite) {
 			opaque[dir] = true
 		}
 	}
-	evals := map[string]string{} // id → path
+	evals := make(map[string]string, len(l.files)) // id → path
+	suite.Evals = make([]assay.Eval, 0, len(l.files))
 	kept := l.files[:0:0]
 	for _, s := range l.files {
 		if within(opaque, s.path) {
@@ -149,6 +150,7 @@ func (l *loader) collect(suite *assay.Suite) {
 			evals[s.id] = s.path
 			if s.eval != nil {
 				suite.Evals = append(suite.Evals, *s.eval)
+				s.eval = nil // large projects: not kept twice
 			}
 		}
 		if s.experiment != nil {
