@@ -137,8 +137,8 @@ func (r *Reader) check(missing func() error) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return readError(err, r.path, "read "+rootFile)
 	}
-	if _, err := inspect(r.path); err != nil {
-		return err
+	if fresh, err := inspect(r.path); err != nil || !fresh {
+		return err // not fresh: it was made just now
 	}
 	return missing()
 }

@@ -243,9 +243,9 @@ func TestCurrentStateIsPerSlot(t *testing.T) {
 	}
 	a0, a1, b0, c0 := SlotRef{"a", 0}, SlotRef{"a", 1}, SlotRef{"b", 0}, SlotRef{"c", 0}
 	second, rw2 := start(2, a0, b0, c0) // written first, started later
-	first, rw1 := start(1, a0, a1, b0)
-	third, rw3 := start(3, c0, b0)
-	for i := range first.Slots {
+	first, rw1 := start(1, a0, a1, b0, SlotRef{"d", 0})
+	third, rw3 := start(3, c0, b0, a1) // a1 is declared, its older result stays
+	for i := range first.Slots[:3] {
 		mustSeal(t, rw1, Sealed{Attempt: testAttempt(first, i, Passed)})
 	}
 	mustSeal(t, rw2, Sealed{Attempt: testAttempt(second, 0, Failed)})
@@ -263,7 +263,7 @@ func TestCurrentStateIsPerSlot(t *testing.T) {
 		}
 		got = append(got, fmt.Sprintf("%s#%d %s %d", s.Eval, s.Ordinal, verdict, s.Run.StartedAt.Sub(epoch)/time.Hour))
 	}
-	want := []string{"c#0 not-run 3", "b#0 skipped 3", "a#0 errored 2", "a#1 passed 1"}
+	want := []string{"c#0 not-run 3", "b#0 skipped 3", "a#1 passed 1", "a#0 errored 2", "d#0 not-run 1"}
 	if !slices.Equal(got, want) {
 		t.Errorf("current state %q, want %q", got, want)
 	}
@@ -273,7 +273,7 @@ func TestCurrentStateIsPerSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	sources := Sources(runs)
-	for eval, hour := range map[ref.EvalID]time.Duration{"a": 2, "b": 3, "c": 3} {
+	for eval, hour := range map[ref.EvalID]time.Duration{"a": 3, "b": 3, "c": 3, "d": 1} {
 		if s := sources[Pair{"x", eval}]; s == nil || s.StartedAt.Sub(epoch) != hour*time.Hour {
 			t.Errorf("source of %s: %+v", eval, s)
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -113,20 +114,23 @@ func inspect(root string) (fresh bool, err error) {
 		return false, fault.Configf(CodeFormatInvalid, "give --record a folder", "record root %s is not a folder", root)
 	}
 	data, err := os.ReadFile(filepath.Join(root, rootFile))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		entries, err := os.ReadDir(root)
-		if err != nil {
-			return false, ioError(err, root, "list record root "+root)
+	if errors.Is(err, fs.ErrNotExist) {
+		entries, lerr := os.ReadDir(root)
+		if lerr != nil {
+			return false, ioError(lerr, root, "list record root "+root)
 		}
-		for _, e := range entries {
-			if !strings.HasPrefix(e.Name(), ".") {
-				return false, fault.Configf(CodeFormatInvalid, "give --record an empty or a new folder",
-					"%s is no record: it holds %s but no %s", root, e.Name(), rootFile)
-			}
+		i := slices.IndexFunc(entries, func(e fs.DirEntry) bool { return !strings.HasPrefix(e.Name(), ".") })
+		if i < 0 {
+			return true, nil
 		}
-		return true, nil
-	case err != nil:
+		// Another process may be making the record: record.json comes first, so
+		// who sees anything else sees it now.
+		if data, err = os.ReadFile(filepath.Join(root, rootFile)); errors.Is(err, fs.ErrNotExist) {
+			return false, fault.Configf(CodeFormatInvalid, "give --record an empty or a new folder",
+				"%s is no record: it holds %s but no %s", root, entries[i].Name(), rootFile)
+		}
+	}
+	if err != nil {
 		return false, ioError(err, root, "read "+rootFile)
 	}
 	return false, checkFormat(root, data)

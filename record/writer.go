@@ -138,7 +138,8 @@ type RunWriter struct {
 	id       ref.RunID
 	declared map[SlotRef]bool
 
-	mu      sync.Mutex // guards members.ndjson and what follows
+	sealing sync.RWMutex // End waits for the Seals under way
+	mu      sync.Mutex   // guards members.ndjson and what follows
 	members map[SlotRef]bool
 	ended   bool
 }
@@ -193,6 +194,8 @@ func (r *RunWriter) ID() ref.RunID { return r.id }
 // Explanations that are too large are shortened and named in Attempt.Trimmed;
 // they never keep the verdict and the facts from being recorded.
 func (r *RunWriter) Seal(s Sealed) error {
+	r.sealing.RLock()
+	defer r.sealing.RUnlock()
 	a := s.Attempt
 	if err := r.checkAttempt(a); err != nil {
 		return err
@@ -279,6 +282,8 @@ func (r *RunWriter) Members(ms []Member) error {
 // End completes the run. Diagnostics and facts that are too large are treated
 // as in Seal. A run ends once; when End fails it may be tried again.
 func (r *RunWriter) End(e End) error {
+	r.sealing.Lock()
+	defer r.sealing.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended {

@@ -117,15 +117,10 @@ func (d *Disk) Publish(stage, target string, files []File, folders ...string) er
 		_ = os.RemoveAll(stage)
 		return err
 	}
-	return d.syncPublished(target)
-}
-
-// syncPublished makes a rename durable; when that fails the folder is taken
-// back, since nobody may count on it.
-func (d *Disk) syncPublished(target string) error {
-	err := d.SyncDir(filepath.Dir(target))
-	if err != nil {
-		_ = os.RemoveAll(target)
+	if err = d.SyncDir(filepath.Dir(target)); err != nil {
+		// Nobody may count on it: it goes the way it came, in one step.
+		_ = os.Rename(target, stage)
+		_ = os.RemoveAll(stage)
 	}
 	return err
 }
