@@ -67,14 +67,14 @@ func clean(h *tar.Header, lim Limits) (string, error) {
 		return "", refuse(name, "has an absolute or empty name")
 	}
 	if len(name) > lim.Path {
-		return "", refuse(name[:64]+"…", "has a name that is too long")
+		return "", refuse(name[:min(64, len(name))]+"…", "has a name that is too long")
 	}
 	if slices.Contains(strings.Split(name, "/"), "..") {
 		return "", refuse(name, "leaves the target")
 	}
 	name = path.Clean(name)
 	if strings.Count(name, "/") >= lim.Depth {
-		return "", refuse(name[:64]+"…", "is nested too deep")
+		return "", refuse(name[:min(64, len(name))]+"…", "is nested too deep")
 	}
 	return name, nil
 }
