@@ -100,6 +100,24 @@ func (i *instance) judge(c container.InspectResponse) error {
 	return &fault.Error{Code: "sandbox-exited", What: what, Err: sandbox.ErrUnusable}
 }
 
+// settledHealth is Health of an instance whose stream has ended: the engine may
+// notice the end of a container a little later than its client does.
+func (i *instance) settledHealth(ctx context.Context) error {
+	pause := 20 * time.Millisecond
+	for range 6 {
+		if err := i.Health(ctx); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+			pause *= 2
+		}
+	}
+	return nil
+}
+
 // afterlife bounds the look at an instance that broke.
 const afterlife = 10 * time.Second
 
@@ -112,7 +130,7 @@ func (i *instance) broken(ctx context.Context, err error) error {
 	if death == nil {
 		look, cancel := fault.WithTimeout(context.WithoutCancel(ctx), "engine-call", afterlife, "built-in")
 		defer cancel()
-		death = i.Health(look)
+		death = i.settledHealth(look)
 		if death == nil {
 			// It runs, but nobody can talk to it any more.
 			death = &fault.Error{Class: fault.Transient, Code: "sandbox-stream-lost", What: fmt.Sprintf("the connection to container %.12s broke", i.id)}

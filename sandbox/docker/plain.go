@@ -258,8 +258,14 @@ func (d *plain) Exec(ctx context.Context, c sandbox.Cmd) (sandbox.Exit, error) {
 	ex := execution{
 		user: u.spec, dir: c.Dir, argv: c.Argv, env: pairs(base, over), stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr,
 	}
+	ex.end = func() error { return d.endTree(ctx, id, u) }
+	if cause := fault.Cause(ctx); cause != nil {
+		return sandbox.Exit{}, cause
+	}
 	x, err := d.run(ctx, ex)
 	switch {
+	case x.over:
+		return sandbox.Exit{}, err
 	case err == nil && x.unstarted:
 		dirs := over["PATH"]
 		if dirs == "" {

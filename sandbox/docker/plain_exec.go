@@ -27,6 +27,8 @@ type execution struct {
 	argv, env      []string
 	stdin          io.Reader
 	stdout, stderr io.Writer
+	// end ends the command's processes when ctx ends first, and returns why.
+	end func() error
 }
 
 // ended is how an execution ended.
@@ -35,6 +37,8 @@ type ended struct {
 	// unstarted: there never was a process; words is what the engine said.
 	unstarted bool
 	words     string
+	// over: ctx ended first, and execution.end was called.
+	over bool
 }
 
 const (
@@ -73,6 +77,15 @@ func (d *plain) run(ctx context.Context, x execution) (ended, error) {
 	out := &output{d: d, ctx: ctx, id: id, h: h, done: make(chan struct{})}
 	go out.copy(x.stdout, x.stderr)
 	st, err := d.await(ctx, id, out.done)
+	if err != nil && x.end != nil && fault.Cause(ctx) != nil {
+		// What the command said before it was ended is still on its way.
+		err = x.end()
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainMax)
+		defer cancel()
+		out.drain(rest)
+		out.abandon()
+		return ended{over: true}, err
+	}
 	if err != nil {
 		out.abandon()
 		return ended{}, err

@@ -79,7 +79,8 @@ func TestGateSaysThatItWaits(t *testing.T) {
 }
 
 func TestGateIsPerEngine(t *testing.T) {
-	if gateOf("unix:///a") != gateOf("unix:///a") || gateOf("unix:///a") == gateOf("unix:///b") {
+	a, again, other := gateOf("unix:///a"), gateOf("unix:///a"), gateOf("unix:///b")
+	if a != again || a == other {
 		t.Error("providers of one engine must share its gate, and no others")
 	}
 }
