@@ -37,9 +37,6 @@ func (s *Sandbox) retry(ctx context.Context, what string, op func() error) error
 		if err == nil {
 			return nil
 		}
-		if errors.Is(err, ErrUnusable) {
-			s.markUnusable(err)
-		}
 		err = s.judge(ctx, err, what)
 		if try == ioTries || fault.ClassOf(err) != fault.Transient {
 			return err
@@ -470,6 +467,11 @@ func CreateCheckpoint(ctx context.Context, s *Sandbox, paths []string) ([]byte, 
 
 // RestoreCheckpoint unpacks a checkpoint into a live sandbox.
 func RestoreCheckpoint(ctx context.Context, s *Sandbox, checkpoint []byte) error {
+	// The reader takes an archive that stops between two entries for a whole
+	// one; only the two zero blocks at the end show that nothing is missing.
+	if len(checkpoint)%512 != 0 || !bytes.HasSuffix(checkpoint, make([]byte, 1024)) {
+		return fault.Configf("checkpoint-invalid", "Create the checkpoint again.", "the checkpoint is cut short")
+	}
 	tr := tar.NewReader(bytes.NewReader(checkpoint))
 	for {
 		if _, err := tr.Next(); errors.Is(err, io.EOF) {

@@ -449,9 +449,6 @@ func (s *Sandbox) run(ctx context.Context, argv []string, o CommandOptions, thro
 	res.Stdout, res.Stderr = stdout.String(), stderr.String()
 	res.StdoutDropped, res.StderrDropped = stdout.Dropped(), stderr.Dropped()
 	if err != nil {
-		if errors.Is(err, ErrUnusable) {
-			s.markUnusable(err)
-		}
 		err = s.judge(ctx, err, res.Summary)
 	} else if throw && exit.Code != 0 {
 		masked := res
@@ -492,6 +489,9 @@ func (s *Sandbox) observe(res Result, o CommandOptions, user string, start time.
 
 // judge wraps a driver's error with its class and what was being done.
 func (s *Sandbox) judge(ctx context.Context, err error, what string) error {
+	if errors.Is(err, ErrUnusable) {
+		s.markUnusable(err) // whatever operation met it first
+	}
 	j := Judge(ctx, s.o.Provider, err)
 	out := *j
 	if j.What != "" || j == err {
