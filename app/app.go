@@ -30,6 +30,9 @@ func Main(suite assay.Suite) { MainWith(suite, Registries{}) }
 type Registries struct {
 	Sandboxes *sandbox.Registry
 	Agents    *agent.Registry
+	// Shapes are structs of further files that providers read, for
+	// `assay schema`, by the name of the schema.
+	Shapes map[string]any
 }
 
 // MainWith is Main with the providers and agents that project files may name.
@@ -49,7 +52,7 @@ func MainWith(suite assay.Suite, r Registries) {
 	name := strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe")
 	os.Exit(cli.Main(cli.Process{
 		Args: os.Args[1:], Env: os.LookupEnv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Exit: os.Exit,
-	}, cli.World{Name: name, Version: Version(), Suite: suite, Sandboxes: r.Sandboxes, Agents: r.Agents}))
+	}, cli.World{Name: name, Version: Version(), Suite: suite, Sandboxes: r.Sandboxes, Agents: r.Agents, Shapes: r.Shapes}))
 }
 
 // version is set by release builds.

@@ -21,3 +21,6 @@ func Sandboxes() *sandbox.Registry {
 func Agents() *agent.Registry {
 	return agent.NewRegistry(command.Definition(), script.Definition(), script.OracleDefinition(), script.NopDefinition())
 }
+
+// Shapes are the further files that providers read.
+func Shapes() map[string]any { return map[string]any{"fake": fake.Script{}} }

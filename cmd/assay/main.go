@@ -8,5 +8,5 @@ import (
 )
 
 func main() {
-	app.MainWith(assay.Suite{}, app.Registries{Sandboxes: builtin.Sandboxes(), Agents: builtin.Agents()})
+	app.MainWith(assay.Suite{}, app.Registries{Sandboxes: builtin.Sandboxes(), Agents: builtin.Agents(), Shapes: builtin.Shapes()})
 }

@@ -49,6 +49,8 @@ type World struct {
 	Suite     assay.Suite
 	Sandboxes *sandbox.Registry
 	Agents    *agent.Registry
+	// Shapes are further files that `schema` knows, by name.
+	Shapes map[string]any
 }
 
 // fileOf returns w as a file where it is one.

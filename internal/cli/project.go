@@ -57,7 +57,7 @@ func (a *app) initCommand() *cobra.Command {
 }
 
 func (a *app) schemaCommand() *cobra.Command {
-	opts := schema.Options{Kinds: projectfile.Kinds{Sandboxes: a.w.Sandboxes, Agents: a.w.Agents}}
+	opts := schema.Options{Kinds: projectfile.Kinds{Sandboxes: a.w.Sandboxes, Agents: a.w.Agents}, Shapes: a.w.Shapes}
 	return &cobra.Command{
 		Use:   "schema " + strings.Join(schema.Names(opts), "|"),
 		Short: "Print the JSON Schema of a file, for editors",

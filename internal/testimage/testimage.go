@@ -228,3 +228,11 @@ func Remove(ctx context.Context, cli *client.Client) ([]string, error) {
 	}
 	return gone, errors.Join(errs...)
 }
+
+// Tag gives an image a further name, such as the one that an example pulls.
+func Tag(tb testing.TB, cli *client.Client, ref, name string) {
+	tb.Helper()
+	if _, err := cli.ImageTag(tb.Context(), client.ImageTagOptions{Source: ref, Target: name}); err != nil {
+		tb.Fatal(err)
+	}
+}
