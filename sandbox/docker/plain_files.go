@@ -49,13 +49,32 @@ func (d *plain) missing(ctx context.Context, p string, err error) error {
 	if ce := (callerError{}); errors.As(err, &ce) {
 		return ce.err
 	}
-	if statusOf(err) != http.StatusNotFound {
+	switch statusOf(err) {
+	case http.StatusNotFound:
+	case http.StatusInternalServerError:
+		// So the engine answers for a path that goes through a file.
+		if !d.belowFile(ctx, p) {
+			return d.failed(ctx, err)
+		}
+	default:
 		return d.failed(ctx, err)
 	}
 	if err := d.failed(ctx, err); errors.Is(err, sandbox.ErrUnusable) {
 		return err
 	}
 	return &fault.Error{Class: fault.Config, Code: "not-found", What: p, Err: fs.ErrNotExist}
+}
+
+// belowFile reports whether a parent of p is known to be a file: then p does not
+// exist.
+func (d *plain) belowFile(ctx context.Context, p string) bool {
+	for p = path.Dir(path.Clean(p)); p != "/" && p != "."; p = path.Dir(p) {
+		st, err := d.e.look(ctx, d.id, p)
+		if err == nil {
+			return st.Mode.IsRegular()
+		}
+	}
+	return false
 }
 
 // lookAt describes a path without following it.
