@@ -141,13 +141,16 @@ func TestJudge(t *testing.T) {
 
 func TestLayerIsImmutable(t *testing.T) {
 	p := fake.New(fake.Script{})
-	base := p.Layer().Env(map[string]string{"A": "1"}).Path("/one").Prepare(sandbox.Command{Shell: "base"}).User("u")
+	base := p.Layer().Env(map[string]string{"A": "1"}).Path("/one").User("u")
+	for range 3 { // a chain with room for one more, as append leaves it
+		base = base.Prepare(sandbox.Command{Shell: "base"})
+	}
 	left := base.Env(map[string]string{"A": "2", "B": "3"}).Path("/left").Prepare(sandbox.Command{Shell: "left"})
 	right := base.Path("/right").Prepare(sandbox.Command{Shell: "right"}).Setup(func(context.Context, *sandbox.Sandbox, sandbox.Notes) error { return nil })
 	if got := base.Settings(); got.Env["A"] != "1" || len(got.Env) != 1 || len(got.Path) != 1 {
 		t.Errorf("the base changed: %+v", got)
 	}
-	if l, r := left.PrepareSteps(), right.PrepareSteps(); len(l) != 2 || len(r) != 2 || l[1].Label() != "left" || r[1].Label() != "right" {
+	if l, r := left.PrepareSteps(), right.PrepareSteps(); len(l) != 4 || len(r) != 4 || l[3].Label() != "left" || r[3].Label() != "right" {
 		t.Errorf("two layers share a chain: %v, %v", l, r)
 	}
 	if len(base.SetupSteps()) != 0 || len(right.SetupSteps()) != 1 || right.SetupSteps()[0].Label() != "hook" {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 	"testing"
 
 	"assay/fault"
@@ -99,7 +100,7 @@ func (s *sinner) Reconcile(ctx context.Context, o sandbox.Owner) error {
 type sinDriver struct {
 	sandbox.Driver
 	s     *sinner
-	stops int
+	stops atomic.Int64
 }
 
 func (d *sinDriver) Unwrap() sandbox.Driver { return d.Driver }
@@ -126,9 +127,9 @@ func (d *sinDriver) Get(ctx context.Context, p string, w io.Writer) error {
 }
 
 func (d *sinDriver) Stop(ctx context.Context) error {
-	d.stops++
+	n := int(d.stops.Add(1))
 	if d.s.stop != nil {
-		return d.s.stop(ctx, d.Driver, d.stops)
+		return d.s.stop(ctx, d.Driver, n)
 	}
 	return d.Driver.Stop(ctx)
 }
