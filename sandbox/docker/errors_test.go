@@ -12,7 +12,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/moby/moby/api/types/container"
+
 	"assay/fault"
+	"assay/sandbox"
 )
 
 func TestPullErrorsByTheirWords(t *testing.T) {
@@ -104,6 +107,30 @@ func TestOlder(t *testing.T) {
 	}{{"1.40", true}, {"1.41", false}, {"1.57", false}, {"2.0", false}, {"1.9", true}} {
 		if older(tc.v, minAPI) != tc.want {
 			t.Errorf("older(%s) is not %v", tc.v, tc.want)
+		}
+	}
+}
+
+func TestEndOfAContainerByItsState(t *testing.T) {
+	i := &instance{id: "0123456789abcdef"}
+	for _, tc := range []struct {
+		name  string
+		state container.State
+		code  string
+		class fault.Class
+	}{
+		{"runs", container.State{Running: true}, "", fault.Unknown},
+		{"out of memory", container.State{OOMKilled: true, ExitCode: 137}, "oom", fault.Resource},
+		{"exited", container.State{ExitCode: 137}, "sandbox-exited", fault.Unknown},
+		{"dead", container.State{Running: true, Dead: true}, "sandbox-exited", fault.Unknown},
+	} {
+		c := container.InspectResponse{State: &tc.state, HostConfig: &container.HostConfig{Resources: container.Resources{Memory: 64 << 20}}}
+		err := i.judge(c)
+		if fault.CodeOf(err) != tc.code || fault.ClassOf(err) != tc.class || errors.Is(err, sandbox.ErrUnusable) != (tc.code != "") {
+			t.Errorf("%s: %v, code %q, class %v", tc.name, err, fault.CodeOf(err), fault.ClassOf(err))
+		}
+		if tc.code == "oom" && !strings.Contains(err.Error(), "64 MiB") {
+			t.Errorf("the limit is not named: %v", err)
 		}
 	}
 }
