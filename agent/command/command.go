@@ -4,11 +4,8 @@
 package command
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"path"
 	"path/filepath"
@@ -24,7 +21,8 @@ import (
 // Agent runs a program. Only Run is needed.
 type Agent struct {
 	// Run is a shell script, run once per turn. It finds the prompt on its
-	// standard input and in the file $ASSAY_PROMPT_FILE.
+	// standard input and in the file $ASSAY_PROMPT_FILE, and files that were
+	// given with the message in $ASSAY_FILES_DIR.
 	Run string `yaml:"run" json:"run"`
 	// Probe succeeds when the program is there. Install runs when it fails, and
 	// before every attempt where there is no Probe.
@@ -64,6 +62,9 @@ func (a Agent) validate() error {
 	}
 	if _, ok := a.Env["PATH"]; ok {
 		return fault.Configf("command-path-managed", "Use `path:` of the sandbox.", "PATH is managed by the sandbox and cannot be set for the agent")
+	}
+	if e := path.Clean(a.Events); a.Events != "" && (e == "." || e == ".." || strings.HasPrefix(e, "../")) {
+		return fault.Configf("agent-command-events", "Name a file below the workdir, or an absolute one.", "the events file %q is outside the workdir", a.Events)
 	}
 	return nil
 }
@@ -167,11 +168,23 @@ func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agen
 	if err := s.Sandbox.WriteFiles(ctx, s.Scratch, files...); err != nil {
 		return agent.Turn{}, &agent.SendError{Acceptance: agent.Rejected, Err: err}
 	}
+	given := path.Join(s.Scratch, fmt.Sprintf("files-%d", in.Turn))
+	for _, f := range in.Files {
+		if err := s.Sandbox.UploadFile(ctx, f, path.Join(given, filepath.Base(f))); err != nil {
+			return agent.Turn{}, &agent.SendError{Acceptance: agent.Rejected, Err: err}
+		}
+	}
 	env := a.env(s)
 	env["ASSAY_PROMPT_FILE"] = path.Join(s.Scratch, name)
 	env["ASSAY_TURN"], env["ASSAY_SESSION"] = fmt.Sprint(in.Turn), fmt.Sprint(s.Number)
+	if len(in.Files) > 0 {
+		env["ASSAY_FILES_DIR"] = given
+	}
 	if a.Events != "" {
 		env["ASSAY_EVENTS_FILE"] = s.Sandbox.Path(a.Events)
+		if err := a.skipOld(ctx, s); err != nil {
+			return agent.Turn{}, &agent.SendError{Acceptance: agent.Rejected, Err: err}
+		}
 	}
 	res, err := s.Sandbox.RunShell(ctx, a.Run, sandbox.CommandOptions{
 		Env: env, Stdin: strings.NewReader(in.Text), OutputLimit: 2 * replyLimit, Sensitive: secrets(s), Label: "agent turn",
@@ -180,65 +193,31 @@ func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agen
 		err = &fault.Error{Class: fault.Resource, Code: "oom", What: "the agent was ended because memory ran out", Fix: "Raise `resources: {memory: …}` of the sandbox."}
 	}
 	events, coverage, readErr := a.events(ctx, s)
-	if err != nil {
-		return agent.Turn{}, &agent.SendError{Acceptance: agent.Started, Err: err, Events: events}
+	if err == nil {
+		err = readErr
 	}
-	if readErr != nil {
-		return agent.Turn{}, &agent.SendError{Acceptance: agent.Started, Err: readErr}
+	var usage *agent.Usage
+	for _, e := range events {
+		usage = usage.Add(e.Usage)
+	}
+	if err != nil {
+		return agent.Turn{}, &agent.SendError{Acceptance: agent.Started, Err: err, Events: events, Usage: usage}
 	}
 	code := res.Code
-	turn := agent.Turn{Status: agent.Completed, Message: strings.TrimRight(res.Stdout, "\n"), Events: events, Coverage: coverage, Exit: &code}
-	for _, e := range events {
-		turn.Usage = turn.Usage.Add(e.Usage)
-	}
+	turn := agent.Turn{Status: agent.Completed, Message: strings.TrimRight(res.Stdout, "\n"), Events: events, Usage: usage, Coverage: coverage, Exit: &code}
 	if code != 0 {
 		turn.Status, turn.Reason = agent.Failed, fmt.Sprintf("exit %d: %s", code, sandbox.Tail(res.Stderr, 240))
 	}
-	if a.Events == "" || !slices.ContainsFunc(events, func(e agent.Event) bool { return e.Type == agent.MessageEvent }) {
-		turn.Events = append(turn.Events, agent.Event{Type: agent.MessageEvent, Role: "assistant", Text: turn.Message})
-	} else {
-		for _, e := range events {
-			if e.Type == agent.MessageEvent && e.Role != "user" {
-				turn.Message = e.Text
-			}
+	said := false
+	for _, e := range events {
+		if e.Type == agent.MessageEvent {
+			turn.Message, said = e.Text, true
 		}
 	}
+	if !said {
+		turn.Events = append(turn.Events, agent.Event{Type: agent.MessageEvent, Role: "assistant", Text: turn.Message})
+	}
 	return turn, nil
-}
-
-// read is how far the events file was read, in bytes.
-type read struct{ offset int }
-
-type readKey struct{}
-
-// events returns the lines that were added since the last turn.
-func (a Agent) events(ctx context.Context, s *agent.Session) ([]agent.Event, *agent.Coverage, error) {
-	if a.Events == "" {
-		return nil, nil, nil
-	}
-	if ctx.Err() != nil {
-		return nil, nil, nil
-	}
-	body, err := s.Sandbox.ReadBytes(ctx, a.Events)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &agent.Coverage{Messages: agent.Complete, Status: agent.Complete}, nil
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the agent's events: %w", err)
-	}
-	r := agent.Value(s, readKey{}, func() *read { return &read{} })
-	if len(body) < r.offset { // the program began the file anew
-		r.offset = 0
-	}
-	events, bad, _ := agent.ReadEvents(bytes.NewReader(body[r.offset:]))
-	r.offset = len(body)
-	if bad > 0 {
-		s.Notes.Diagnostic(sandbox.Diagnostic{Code: "agent-events-bad-lines", Level: sandbox.Warning, Message: fmt.Sprintf("%d lines of the agent's events file are no events", bad), DedupeKey: "agent-events-bad-lines"})
-		c := a.Info().Coverage
-		c.Events, c.Actions, c.Usage = agent.Partial, agent.Partial, agent.Partial
-		return events, &c, nil
-	}
-	return events, nil, nil
 }
 
 var (

@@ -54,7 +54,7 @@ func (a Agent) Info() agent.Info {
 
 // Send plays the turn of the message's number.
 func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agent.Turn, error) {
-	if in.Turn > len(a.Turns) {
+	if in.Turn < 1 || in.Turn > len(a.Turns) {
 		return agent.Turn{}, &agent.SendError{Acceptance: agent.Rejected, Err: fault.Configf("agent-script-ended", "Add a turn to the script.", "the script has %d turns, the eval sends message %d", len(a.Turns), in.Turn)}
 	}
 	t := a.Turns[in.Turn-1]
@@ -68,19 +68,19 @@ func play(ctx context.Context, s *agent.Session, commands []string, reply string
 		id := fmt.Sprintf("call-%d", i+1)
 		input, err := json.Marshal(map[string]string{"command": c})
 		if err != nil {
-			return turn, err
+			return agent.Turn{}, err
 		}
 		turn.Events = append(turn.Events, agent.Event{Type: agent.OperationStarted, ID: id, Name: "bash", Input: input})
 		res, err := s.Sandbox.RunShell(ctx, c, opts)
 		if err != nil {
-			return turn, &agent.SendError{Acceptance: agent.Started, Err: err, Events: turn.Events}
+			return agent.Turn{}, &agent.SendError{Acceptance: agent.Started, Err: err, Events: turn.Events}
 		}
 		if res.OOM {
-			return turn, &agent.SendError{Acceptance: agent.Started, Events: turn.Events, Err: &fault.Error{Class: fault.Resource, Code: "oom", What: "a command of the agent was ended because memory ran out", Fix: "Raise `resources: {memory: …}` of the sandbox."}}
+			return agent.Turn{}, &agent.SendError{Acceptance: agent.Started, Events: turn.Events, Err: &fault.Error{Class: fault.Resource, Code: "oom", What: "a command of the agent was ended because memory ran out", Fix: "Raise `resources: {memory: …}` of the sandbox."}}
 		}
 		output, err := json.Marshal(strings.ToValidUTF8(res.Stdout+res.Stderr, "\uFFFD"))
 		if err != nil {
-			return turn, err
+			return agent.Turn{}, err
 		}
 		status := "completed"
 		if res.Code != 0 {
