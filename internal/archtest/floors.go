@@ -11,21 +11,23 @@ var house = rules{
 	floors: []floor{
 		{"0 words", []string{"fault", "ref"}},
 		{"0 tools", []string{
-			"expect", "internal/archive", "internal/atomicfile", "internal/proc", "internal/redact", "internal/snapshot",
+			"expect", "internal/archive", "internal/atomicfile", "internal/modeltest", "internal/proc", "internal/redact", "internal/snapshot",
 		}},
 		{"0 guest", []string{"internal/guest/..."}},
 		{"1", []string{"sandbox", "record", "judge", "internal/schedule", "internal/kept"}},
 		{"1 events", []string{"internal/event"}},
+		{"1 box", []string{"internal/guestbox"}},
 		{"2", []string{
 			"sandbox/docker/...", "sandbox/compose/...", "sandbox/e2b/...", "sandbox/vercel/...", "sandbox/k8s/...",
 			"sandbox/local/...", "sandbox/native/...", "sandbox/fake/...", "sandbox/sandboxtest",
 			"agent", "report", "internal/ledger", "internal/board", "internal/emit",
 		}},
+		{"2 parts of adapters", []string{"agent/internal/..."}},
 		{"3", []string{
 			".",
 			"agent/claudecode/...", "agent/codex/...", "agent/bub/...", "agent/opencode/...", "agent/command/...",
 			"agent/oracle/...", "agent/nop/...", "agent/script/...", "agent/agenttest",
-			"report/terminal/...", "report/showjson/...", "report/html/...", "report/junit/...", "report/markdown/...", "report/annotate/...",
+			"report/terminal/...", "report/atif/...", "report/showjson/...", "report/html/...", "report/junit/...", "report/markdown/...", "report/annotate/...",
 			"internal/dash", "internal/plain", "internal/jsonstream", "internal/projectfile",
 		}},
 		{"4", []string{"internal/discover", "internal/schema", "internal/scaffold", "internal/plan", "builtin"}},
@@ -57,7 +59,7 @@ var house = rules{
 	modules: []guard{
 		{"charm.land/", []string{"internal/dash"}, "the terminal library stays in dash"},
 		{"github.com/spf13/", []string{"internal/cli"}, "the flags library stays in cli"},
-		{"github.com/goccy/go-yaml", []string{"internal/projectfile", "sandbox/fake"}, "YAML is read in projectfile, and a script of its own in fake"},
+		{"github.com/goccy/go-yaml", []string{"internal/projectfile", "sandbox/fake", "internal/modeltest"}, "YAML is read in projectfile, and scripts of their own in fake and modeltest"},
 		{"github.com/moby/", []string{"sandbox/docker/...", "sandbox/compose/...", "bench/..."}, "the engine's client stays in docker"},
 		{"github.com/compose-spec/", []string{"sandbox/compose/..."}, "Compose files are read in compose"},
 		{"k8s.io/", []string{"sandbox/k8s/..."}, "Kubernetes stays in k8s"},

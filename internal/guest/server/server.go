@@ -12,6 +12,8 @@ import (
 	"io"
 	"os"
 
+	"assay/internal/guest/enter"
+	"assay/internal/guest/relay"
 	"assay/internal/guest/supervise"
 )
 
@@ -42,10 +44,18 @@ func Maybe(args []string, o Options) (ran bool, code int) {
 	switch args[1] {
 	case ServeArg:
 		return true, serve(o)
+	case enter.Arg:
+		// It comes back as the server, confined, or not at all.
+		enter.Run(args, []string{supervise.ProcessName, ServeArg})
+		return true, 1
 	case supervise.SessionArg:
 		return true, session()
 	case LedgerArg:
 		return true, ledgerOnce(o)
+	case relay.AttachArg:
+		return true, attach(o, args[2:])
+	case relay.HoldArg:
+		return true, hold(args[2:])
 	}
 	return false, 0
 }

@@ -1,0 +1,88 @@
+package enter
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// kept are the capabilities that the exec server, and root inside, keep in the
+// sandbox's own user namespace: enough to own files and to switch users, nothing
+// that reaches a mount, a device, the network's set-up or another process's
+// memory.
+const kept = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+	1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_NET_BIND_SERVICE
+
+// lockDown gives up, in this order, what is not needed any more.
+func (b *builder) lockDown() error {
+	for _, r := range b.Rlimits {
+		if err := setRlimit(r); err != nil {
+			return stepError{step: "set limit", err: err}
+		}
+	}
+	if b.CPUs > 0 {
+		if err := setCPUs(b.CPUs); err != nil {
+			return stepError{step: "limit processors", err: err}
+		}
+	}
+	keep := uint64(0)
+	if b.Many {
+		keep = kept
+		if err := unix.Setgroups(nil); err != nil {
+			return stepError{step: "leave all groups", err: err}
+		}
+	}
+	if err := dropCaps(keep); err != nil {
+		return stepError{step: "drop capabilities", err: err}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return stepError{step: "forbid new privileges", err: err}
+	}
+	if err := filter(); err != nil {
+		return stepError{step: "filter system calls", err: err}
+	}
+	return nil
+}
+
+// setRlimit lowers a limit; one that is lower already stays.
+func setRlimit(r Rlimit) error {
+	var now unix.Rlimit
+	if err := unix.Getrlimit(r.Resource, &now); err != nil {
+		return err
+	}
+	v := min(uint64(r.Value), now.Max)
+	return unix.Setrlimit(r.Resource, &unix.Rlimit{Cur: v, Max: v})
+}
+
+// dropCaps limits every set of capabilities(7) to keep. The ambient set and the
+// inheritable one end up empty.
+func dropCaps(keep uint64) error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return err
+	}
+	for c := uintptr(0); c < 64; c++ {
+		if keep&(1<<c) != 0 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
+			break // the kernel knows no more of them
+		} else if err != nil {
+			return err
+		}
+	}
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	low, high := uint32(keep), uint32(keep>>32)
+	data := [2]unix.CapUserData{{Effective: low, Permitted: low}, {Effective: high, Permitted: high}}
+	return unix.Capset(&head, &data[0])
+}
+
+// filter installs the system call filter for all that follows.
+func filter() error {
+	prog := program()
+	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&fprog)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
