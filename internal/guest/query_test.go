@@ -172,6 +172,11 @@ func TestProcesses(t *testing.T) {
 		if ps := find("sleep"); len(ps) != 3 {
 			t.Fatalf("got %+v", ps)
 		}
+		for range 100 { // until the supervisor has left and the guest has adopted it
+			if ps := find("sleep 1111"); len(ps) == 1 && ps[0].PPID == g.Info().PID {
+				break
+			}
+		}
 		if ps := find("sleep 1111"); len(ps) != 1 || ps[0].PID != kept || ps[0].UID != uint32(os.Getuid()) || ps[0].Start == 0 || ps[0].PPID != g.Info().PID {
 			t.Errorf("got %+v", ps)
 		}
@@ -251,7 +256,7 @@ func TestShutdownAndEnd(t *testing.T) {
 	for _, how := range []string{"shutdown", "close", "kill the runner's end"} {
 		both(t, func(t *testing.T, g *guesttest.Guest) {
 			mark := "MARK=" + t.Name() + how
-			sh(t, g, "setsid sleep 1000 & sleep 1000 & true", env(mark))
+			sh(t, g, "setsid sleep 1000 & until [ \"$(tr '\\0' ' ' < /proc/$!/cmdline)\" = 'sleep 1000 ' ]; do :; done; sleep 1000 & true", env(mark))
 			if len(marked(t, mark)) == 0 {
 				t.Fatal("nothing runs")
 			}
@@ -278,7 +283,7 @@ func TestKeep(t *testing.T) {
 	guesttest.Require(t, "root", os.Getuid() == 0, "process namespaces need root")
 	g := guesttest.Start(t, true)
 	mark := "MARK=" + t.Name()
-	sh(t, g, "setsid sleep 1000 & true", env(mark))
+	sh(t, g, "setsid sleep 1000 & until [ \"$(tr '\\0' ' ' < /proc/$!/cmdline)\" = 'sleep 1000 ' ]; do :; done", env(mark))
 	if err := g.Keep(t.Context()); err != nil {
 		t.Fatal(err)
 	}

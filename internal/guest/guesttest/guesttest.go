@@ -48,10 +48,14 @@ var build = sync.OnceValues(func() (string, error) {
 })
 
 // Build returns the path of a static guest binary for Linux and this machine's
-// architecture, built with the go tool once per test process. It can be executed
-// by any user.
+// architecture, built with the go tool once per test process, or the one that
+// ASSAY_GUEST names (such as one with the race detector). It can be executed by
+// any user.
 func Build(tb testing.TB) string {
 	tb.Helper()
+	if path := os.Getenv("ASSAY_GUEST"); path != "" {
+		return path
+	}
 	path, err := build()
 	if err != nil {
 		tb.Fatal(err)

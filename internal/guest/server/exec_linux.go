@@ -26,7 +26,7 @@ func (s *server) exec(st *wire.Stream, req *wire.ExecRequest) wire.Message {
 	if err != nil {
 		return refuse(wire.CodeFork, "open pipes: "+err.Error())
 	}
-	before := s.oom.count()
+	before, orphans := s.oom.count(), s.reaper.orphans()
 	sup, err := s.dispatch(req, p.child)
 	p.closeChild()
 	s.crew.fill()
@@ -35,7 +35,7 @@ func (s *server) exec(st *wire.Stream, req *wire.ExecRequest) wire.Message {
 		return refuse(wire.CodeFork, "start supervisor: "+err.Error())
 	}
 	flow := p.pump(st)
-	c := &command{s: s, st: st, link: sup.link}
+	c := &command{s: s, st: st, link: sup.link, orphans: orphans}
 	r := c.watch()
 	if c.idle {
 		s.crew.release(sup)
@@ -79,11 +79,13 @@ func (s *server) dispatch(req *wire.ExecRequest, files [3]*os.File) (*supervisor
 
 // command is a command in the hands of a supervisor.
 type command struct {
-	s      *server
-	st     *wire.Stream
-	link   *supervise.Link
-	leader int
-	idle   bool // the supervisor takes another command
+	s    *server
+	st   *wire.Stream
+	link *supervise.Link
+	// orphans is the reaper's count from before the start.
+	orphans int
+	leader  int
+	idle    bool // the supervisor takes another command
 }
 
 // watch follows the command to its end and returns what to reply.
@@ -127,7 +129,7 @@ func (c *command) watch() *wire.ExecReply {
 			case supervise.Started:
 				var forget func()
 				c.leader = e.PID
-				orphan, forget = c.s.reaper.watch(e.PID)
+				orphan, forget = c.s.reaper.watch(e.PID, c.orphans)
 				defer forget()
 			case supervise.Refused:
 				return &wire.ExecReply{Result: e.Refuse}

@@ -16,11 +16,13 @@ type reaper struct {
 	waiting map[int]chan unix.WaitStatus
 	recent  [256]ended // orphans, in a ring
 	next    int
+	count   int // orphans so far
 }
 
 type ended struct {
 	pid    int
 	status unix.WaitStatus
+	number int
 }
 
 func newReaper() *reaper {
@@ -52,7 +54,8 @@ func (r *reaper) reap() {
 			delete(r.waiting, pid)
 			continue
 		}
-		r.recent[r.next] = ended{pid, ws}
+		r.count++
+		r.recent[r.next] = ended{pid, ws, r.count}
 		r.next = (r.next + 1) % len(r.recent)
 	}
 }
@@ -69,9 +72,17 @@ func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int,
 	return pid, r.wait(pid), nil
 }
 
+// orphans returns how many orphans were reaped so far.
+func (r *reaper) orphans() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count
+}
+
 // watch returns the channel on which the status of pid arrives if it becomes an
-// orphan and ends, or has done so just now. forget gives that up.
-func (r *reaper) watch(pid int) (ch <-chan unix.WaitStatus, forget func()) {
+// orphan and ends, or has done so after the first since orphans: an earlier one
+// had the same pid and was another process. forget gives that up.
+func (r *reaper) watch(pid, since int) (ch <-chan unix.WaitStatus, forget func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	forget = func() {
@@ -80,7 +91,7 @@ func (r *reaper) watch(pid int) (ch <-chan unix.WaitStatus, forget func()) {
 		delete(r.waiting, pid)
 	}
 	for i := range r.recent {
-		if e := &r.recent[i]; e.pid == pid {
+		if e := &r.recent[i]; e.pid == pid && e.number > since {
 			ch := make(chan unix.WaitStatus, 1)
 			ch <- e.status
 			e.pid = 0

@@ -158,7 +158,7 @@ func (c *Conn) Open(op Op, req Message, cancel <-chan struct{}) (*Stream, error)
 	c.streams[s.id] = s
 	c.mu.Unlock()
 	if err := s.sendMessage(TypeOpenPart, TypeOpen, body, cancel); err != nil {
-		s.Close()
+		s.Reset() // a part of the request may be out
 		return nil, err
 	}
 	return s, nil
@@ -281,9 +281,12 @@ func (c *Conn) dispatch(f Frame) error {
 	}
 	c.mu.Lock()
 	s, known := c.streams[f.Stream], f.Stream <= c.last
+	if f.Type == TypeReset {
+		delete(c.opening, f.Stream) // given up before the request was whole
+	}
 	c.mu.Unlock()
 	if s == nil {
-		if !known {
+		if !known && f.Type != TypeReset {
 			return fmt.Errorf("%w: frame for unopened stream %d", ErrProtocol, f.Stream)
 		}
 		return nil // of a stream that this side has finished with
@@ -299,7 +302,9 @@ func (c *Conn) open(f Frame) error {
 	c.mu.Lock()
 	body, begun := c.opening[f.Stream]
 	switch {
-	case !begun && f.Stream <= c.last:
+	case !begun && c.streams[f.Stream] != nil:
+		// Requests of concurrent callers may arrive in any order of their
+		// streams, so that is all that can be said of the number.
 		c.mu.Unlock()
 		return fmt.Errorf("%w: stream %d opened twice", ErrProtocol, f.Stream)
 	case len(body)+len(f.Payload) > MaxRequest, len(c.opening)+len(c.streams) > maxStreams:

@@ -7,6 +7,7 @@ import (
 	"net"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -331,4 +332,59 @@ func FuzzConn(f *testing.F) {
 		peer.Close()
 		<-drained
 	})
+}
+
+// TestOpenAtOnce opens streams from many goroutines: their requests reach the
+// peer in any order.
+func TestOpenAtOnce(t *testing.T) {
+	client, server := pair(t, func(s *Stream, _ Op, req []byte) {
+		go func() {
+			_ = s.SendReply(&Result{What: string(req)})
+			s.Close()
+		}()
+	})
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for range 50 {
+				s, err := client.Open(OpStat, &Empty{}, nil)
+				if err != nil {
+					t.Errorf("open: %v, server: %v", err, server.Err())
+					return
+				}
+				select {
+				case <-s.Replied():
+				case <-s.Done():
+					t.Errorf("ended: %v, server: %v", s.Err(), server.Err())
+				}
+				s.Close()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestOpenGivenUp holds that a request that was cancelled half-way leaves
+// nothing at the peer.
+func TestOpenGivenUp(t *testing.T) {
+	a, peer := net.Pipe()
+	server := NewConn(a, func(*Stream, Op, []byte) { t.Error("half a request was accepted") })
+	server.Start()
+	defer server.Close()
+	part := Frame{TypeOpenPart, 7, make([]byte, 10)}
+	if _, err := peer.Write(AppendFrame(AppendFrame(nil, part), Frame{TypeReset, 7, nil})); err != nil {
+		t.Fatal(err)
+	}
+	// The pong says that everything before it was handled.
+	if _, err := peer.Write(AppendFrame(nil, Frame{TypePing, 0, nil})); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := ReadFrame(peer); err != nil || f.Type != TypePong {
+		t.Fatal(f, err)
+	}
+	server.mu.Lock()
+	defer server.mu.Unlock()
+	if len(server.opening) > 0 || server.err != nil {
+		t.Errorf("%d requests are open, %v", len(server.opening), server.err)
+	}
 }
