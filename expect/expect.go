@@ -5,8 +5,11 @@ package expect
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
+	"math/big"
 	"reflect"
 	"regexp"
 	"slices"
@@ -35,7 +38,7 @@ type Matcher struct {
 	Measures bool
 }
 
-// Text makes a matcher of a predicate over text. Values that are no text are an
+// text makes a matcher of a predicate over text. Values that are no text are an
 // error.
 func text(label string, ok func(string) bool) Matcher {
 	return Matcher{Label: label, Match: func(v any) Result {
@@ -52,6 +55,8 @@ func text(label string, ok func(string) bool) Matcher {
 
 func asText(v any) (string, error) {
 	switch v := v.(type) {
+	case json.Number:
+		return "", fmt.Errorf("the value is a number, not text")
 	case string:
 		return v, nil
 	case []byte:
@@ -62,6 +67,9 @@ func asText(v any) (string, error) {
 		return v.String(), nil
 	case error:
 		return v.Error(), nil
+	}
+	if rv := reflect.ValueOf(v); rv.Kind() == reflect.String { // of a named type
+		return rv.String(), nil
 	}
 	return "", fmt.Errorf("the value is %T, not text", v)
 }
@@ -104,6 +112,11 @@ func equal(a, b any) bool {
 	}
 	if x, ok := number(a); ok {
 		y, ok := number(b)
+		if i, whole := integer(a); ok && whole {
+			if j, whole := integer(b); whole {
+				return i.Cmp(j) == 0
+			}
+		}
 		return ok && x == y
 	}
 	switch a := a.(type) {
@@ -145,22 +158,107 @@ func number(v any) (float64, bool) {
 	return 0, false
 }
 
+// integer returns a whole number exactly: a float64 has no more than 53 bits.
+func integer(v any) (*big.Int, bool) {
+	if n, ok := v.(json.Number); ok {
+		if len(n) > 64 {
+			return nil, false
+		}
+		return new(big.Int).SetString(string(n), 10)
+	}
+	switch rv := reflect.ValueOf(v); {
+	case !rv.IsValid():
+		return nil, false
+	case rv.CanInt():
+		return big.NewInt(rv.Int()), true
+	case rv.CanUint():
+		return new(big.Int).SetUint64(rv.Uint()), true
+	case rv.CanFloat() && rv.Float() == math.Trunc(rv.Float()) && !math.IsInf(rv.Float(), 0):
+		i, _ := big.NewFloat(rv.Float()).Int(nil)
+		return i, true
+	}
+	return nil, false
+}
+
+// decode reads one JSON document. Numbers are float64, except for whole numbers
+// that a float64 cannot hold, which stay json.Number.
+func decode(s string) (any, error) {
+	dec := json.NewDecoder(strings.NewReader(s))
+	dec.UseNumber()
+	var doc any
+	if err := dec.Decode(&doc); err != nil {
+		return nil, err
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("there is more after the document")
+	}
+	return plain(doc), nil
+}
+
+func plain(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = plain(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = plain(v[i])
+		}
+	case json.Number:
+		f, err := v.Float64()
+		if err != nil {
+			return v
+		}
+		if i, whole := integer(v); whole {
+			if exact, _ := new(big.Float).SetInt(i).Float64(); new(big.Float).SetInt(i).Cmp(big.NewFloat(exact)) != 0 {
+				return v
+			}
+		}
+		return f
+	}
+	return v
+}
+
+// structure turns maps and lists of any Go type into those of decoded JSON.
+func structure(v any) any {
+	if m, ok := v.(Matcher); ok {
+		return m
+	}
+	if _, err := asText(v); err == nil {
+		return v
+	}
+	rv := reflect.ValueOf(v)
+	switch {
+	case rv.Kind() == reflect.Map && rv.Type().Key().Kind() == reflect.String:
+		out := make(map[string]any, rv.Len())
+		for it := rv.MapRange(); it.Next(); {
+			out[it.Key().String()] = structure(it.Value().Interface())
+		}
+		return out
+	case rv.Kind() == reflect.Slice || rv.Kind() == reflect.Array:
+		out := make([]any, rv.Len())
+		for i := range out {
+			out[i] = structure(rv.Index(i).Interface())
+		}
+		return out
+	}
+	return v
+}
+
 // JSON matches text that is a JSON document, or a decoded document, of which
 // want is a part: every key of an object must be there and match, arrays match
 // element by element, and a Matcher in want judges the value at its place.
 func JSON(want any) Matcher {
+	want = structure(want)
 	return Matcher{Label: "JSON with " + Show(want), Match: func(v any) Result {
-		doc := v
+		doc := structure(v)
 		if s, err := asText(v); err == nil {
-			dec := json.NewDecoder(strings.NewReader(s))
-			if err := dec.Decode(&doc); err != nil {
-				return Result{Detail: "expected a JSON document: " + err.Error()}
-			}
-			if dec.More() {
-				return Result{Detail: "expected one JSON document, found more after it"}
+			if doc, err = decode(s); err != nil {
+				return Result{Detail: "expected one JSON document: " + err.Error()}
 			}
 		}
-		if r := part(want, doc, "$"); !r.OK {
+		if r := part(want, doc, "$"); !r.OK || r.Err != nil {
 			return r
 		}
 		return Result{OK: true}
@@ -365,12 +463,33 @@ func Show(v any) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err == nil {
+	if err := enc.Encode(labelled(v)); err == nil {
 		s = strings.TrimSpace(b.String())
 	} else {
 		s = fmt.Sprintf("%v", v)
 	}
 	return clip(s, 200)
+}
+
+// labelled puts labels where matchers are.
+func labelled(v any) any {
+	switch v := v.(type) {
+	case Matcher:
+		return v.Label
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for k := range v {
+			out[k] = labelled(v[k])
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i := range v {
+			out[i] = labelled(v[i])
+		}
+		return out
+	}
+	return v
 }
 
 // clip keeps the start and the end of s, n characters in all.

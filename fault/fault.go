@@ -112,72 +112,92 @@ func Configf(code, fix, format string, args ...any) *Error {
 // Wrap returns err as an *Error of the given class, code and description. An
 // error that already carries a class keeps it: the first judgement stands.
 func Wrap(err error, class Class, code, what string) *Error {
-	if inner := (*Error)(nil); errors.As(err, &inner) && inner.Class != Unknown {
-		class = inner.Class
-	}
+	walk(err, func(e *Error) bool {
+		if e.Class != Unknown {
+			class = e.Class
+		}
+		return e.Class == Unknown
+	})
 	return &Error{Class: class, Code: code, What: what, Err: err}
 }
 
-// ClassOf returns the class of the outermost judged error in the chain of err.
-// A bare context error is Canceled.
-func ClassOf(err error) Class {
-	for e := (*Error)(nil); errors.As(err, &e); err = e.Err {
-		if e.Class != Unknown {
-			return e.Class
+// walk visits every *Error in the tree of err, outer before inner and earlier
+// before later, until visit returns false.
+func walk(err error, visit func(*Error) bool) bool {
+	for err != nil {
+		if e, ok := err.(*Error); ok && e != nil && !visit(e) { //nolint:errorlint // each layer is visited
+			return false
 		}
-		if e.Err == nil {
-			return Unknown
+		switch u := err.(type) { //nolint:errorlint // each layer is visited
+		case interface{ Unwrap() error }:
+			err = u.Unwrap()
+		case interface{ Unwrap() []error }:
+			for _, branch := range u.Unwrap() {
+				if !walk(branch, visit) {
+					return false
+				}
+			}
+			return true
+		default:
+			return true
 		}
 	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return Canceled
-	}
-	return Unknown
+	return true
 }
 
-// CodeOf returns the outermost non-empty code in the chain of err, or "".
+// ClassOf returns the class of the outermost judged error in err and what it
+// wraps, joined errors included. A bare context error is Canceled.
+func ClassOf(err error) Class {
+	class := Unknown
+	walk(err, func(e *Error) bool { class = e.Class; return class == Unknown })
+	if class == Unknown && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+		return Canceled
+	}
+	return class
+}
+
+// CodeOf returns the outermost non-empty code in err and what it wraps, or "".
 func CodeOf(err error) string { return first(err, func(e *Error) string { return e.Code }) }
 
-// StageOf returns the innermost non-empty stage in the chain of err, or "": the
-// stage is bound where the error was made.
+// StageOf returns the innermost non-empty stage, or "": the stage is bound where
+// the error was made. Of joined errors the first with a stage counts.
 func StageOf(err error) string {
 	stage := ""
-	for e := (*Error)(nil); errors.As(err, &e); err = e.Err {
-		if e.Stage != "" {
+	for err != nil {
+		if e, ok := err.(*Error); ok && e != nil && e.Stage != "" { //nolint:errorlint // each layer is looked at
 			stage = e.Stage
 		}
-		if e.Err == nil {
-			break
+		switch u := err.(type) { //nolint:errorlint // each layer is looked at
+		case interface{ Unwrap() error }:
+			err = u.Unwrap()
+		case interface{ Unwrap() []error }:
+			for _, branch := range u.Unwrap() {
+				if s := StageOf(branch); s != "" {
+					return s
+				}
+			}
+			return stage
+		default:
+			return stage
 		}
 	}
 	return stage
 }
 
-// FixOf returns the outermost non-empty fix in the chain of err, or "".
+// FixOf returns the outermost non-empty fix in err and what it wraps, or "".
 func FixOf(err error) string { return first(err, func(e *Error) string { return e.Fix }) }
 
-// ScopeOf returns the widest scope in the chain of err.
+// ScopeOf returns the widest scope in err and what it wraps.
 func ScopeOf(err error) Scope {
 	s := ScopeAttempt
-	for e := (*Error)(nil); errors.As(err, &e); err = e.Err {
-		s = max(s, e.Scope)
-		if e.Err == nil {
-			break
-		}
-	}
+	walk(err, func(e *Error) bool { s = max(s, e.Scope); return true })
 	return s
 }
 
 func first(err error, field func(*Error) string) string {
-	for e := (*Error)(nil); errors.As(err, &e); err = e.Err {
-		if v := field(e); v != "" {
-			return v
-		}
-		if e.Err == nil {
-			break
-		}
-	}
-	return ""
+	v := ""
+	walk(err, func(e *Error) bool { v = field(e); return v == "" })
+	return v
 }
 
 // Timeout is the cause of a context that a limit of ours ended. It is a fact of

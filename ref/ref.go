@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // EvalID names an eval: its path below evals/, without the file's suffix.
@@ -91,7 +92,7 @@ func ValidID(s string) bool { return idShape.MatchString(s) }
 
 // CheckPathID reports why s cannot be the id of an eval or experiment, or nil.
 // Ids are relative slash paths: no empty, "." or ".." segment, no control
-// character, no backslash, at most 512 bytes.
+// character or bidirectional override, no backslash, at most 512 bytes.
 func CheckPathID(s string) error {
 	if s == "" || len(s) > 512 {
 		return fmt.Errorf("an id has 1 to 512 bytes, %q has %d", s, len(s))
@@ -102,7 +103,7 @@ func CheckPathID(s string) error {
 		}
 	}
 	for _, r := range s {
-		if r < 0x20 || r == 0x7f || r == '\\' || r == '\uFFFD' {
+		if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\\' || r == '\uFFFD' {
 			return fmt.Errorf("id %q has a control character, a backslash or invalid UTF-8", s)
 		}
 	}
