@@ -13,12 +13,12 @@ import (
 )
 
 var (
-	errPlain   = errors.New("plain")
-	config  = &fault.Error{Class: fault.Config, Code: "token-bad", Stage: "check", Fix: "Set TOKEN.", What: "log in"}
-	bare    = &fault.Error{What: "nothing is known"}
-	wide    = &fault.Error{Class: fault.Transient, Code: "wide", Scope: fault.ScopeExperiment, Stage: "prepare"}
-	outer   = &fault.Error{Code: "outer", Stage: "sandbox.create", What: "create", Err: fmt.Errorf("again: %w", config)}
-	runWide = &fault.Error{Scope: fault.ScopeRun, Err: wide}
+	errPlain = errors.New("plain")
+	config   = &fault.Error{Class: fault.Config, Code: "token-bad", Stage: "check", Fix: "Set TOKEN.", What: "log in"}
+	bare     = &fault.Error{What: "nothing is known"}
+	wide     = &fault.Error{Class: fault.Transient, Code: "wide", Scope: fault.ScopeExperiment, Stage: "prepare"}
+	outer    = &fault.Error{Code: "outer", Stage: "sandbox.create", What: "create", Err: fmt.Errorf("again: %w", config)}
+	runWide  = &fault.Error{Scope: fault.ScopeRun, Err: wide}
 )
 
 func TestWhatIsReadFromAnError(t *testing.T) {

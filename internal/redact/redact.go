@@ -53,8 +53,13 @@ func New(values ...string) *Redactor {
 				}
 			}
 		}
-		if j, err := json.Marshal(v); err == nil {
-			add(string(j[1 : len(j)-1]))
+		for _, html := range []bool{true, false} {
+			var j bytes.Buffer
+			enc := json.NewEncoder(&j)
+			enc.SetEscapeHTML(html)
+			if err := enc.Encode(v); err == nil {
+				add(j.String()[1 : j.Len()-2]) // without quotes and newline
+			}
 		}
 		add(url.QueryEscape(v))
 		add(url.PathEscape(v))
@@ -90,17 +95,70 @@ func New(values ...string) *Redactor {
 	return r
 }
 
-// Bytes returns b with every secret replaced, longest first; b is not changed.
-func (r *Redactor) Bytes(b []byte) []byte {
-	if r == nil {
-		return b
-	}
+// span is a part of a text that secrets cover.
+type span struct{ from, to int }
+
+// spans returns what secrets cover in b, in order; parts that overlap are one.
+func (r *Redactor) spans(b []byte) []span {
+	var all []span
 	for _, n := range r.needles {
-		if bytes.Contains(b, n) {
-			b = bytes.ReplaceAll(b, n, []byte(Mask))
+		for at := 0; ; {
+			i := bytes.Index(b[at:], n)
+			if i < 0 {
+				break
+			}
+			from := at + i
+			if k := len(all) - 1; k >= 0 && from < all[k].to && from >= all[k].from {
+				all[k].to = max(all[k].to, from+len(n))
+			} else {
+				all = append(all, span{from, from + len(n)})
+			}
+			at = from + 1
 		}
 	}
-	return b
+	slices.SortFunc(all, func(x, y span) int { return x.from - y.from })
+	out := all[:0]
+	for _, s := range all {
+		if k := len(out) - 1; k >= 0 && s.from < out[k].to {
+			out[k].to = max(out[k].to, s.to)
+		} else {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// Bytes returns b with every secret replaced; secrets that overlap become one
+// mask. b is not changed.
+func (r *Redactor) Bytes(b []byte) []byte {
+	if r.Empty() {
+		return b
+	}
+	spans := r.spans(b)
+	if len(spans) == 0 {
+		return b
+	}
+	out, _ := mask(nil, b, spans, 0)
+	return out
+}
+
+// mask appends b to out with spans replaced. The first covered bytes belong to
+// a secret whose mask is already there. It returns how many bytes after b's end
+// the last span covers.
+func mask(out, b []byte, spans []span, covered int) (_ []byte, beyond int) {
+	at := min(covered, len(b))
+	for _, s := range spans {
+		if s.from >= len(b) {
+			break
+		}
+		if s.from >= covered {
+			out = append(out, b[min(at, s.from):s.from]...)
+			out = append(out, Mask...)
+		}
+		covered = max(covered, s.to)
+		at = max(at, min(s.to, len(b)))
+	}
+	return append(out, b[at:]...), max(covered-len(b), 0)
 }
 
 // String is Bytes for strings.
@@ -142,6 +200,8 @@ type writer struct {
 	r    *Redactor
 	w    io.Writer
 	held []byte
+	// covered is how much of held belongs to a secret that was masked already.
+	covered int
 }
 
 func (w *writer) Write(p []byte) (int, error) {
@@ -150,16 +210,24 @@ func (w *writer) Write(p []byte) (int, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.held = w.r.Bytes(append(w.held, p...))
-	// What may still be the start of a secret stays back.
-	keep := w.r.pending(w.held)
-	if out := w.held[:len(w.held)-keep]; len(out) > 0 {
-		if _, err := w.w.Write(out); err != nil {
-			return 0, err
-		}
+	w.held = append(w.held, p...)
+	// What may still be the start of a secret, also of a longer one than is
+	// there already, stays back.
+	if err := w.flush(len(w.held) - w.r.pending(w.held)); err != nil {
+		return 0, err
 	}
-	w.held = append([]byte(nil), w.held[len(w.held)-keep:]...)
 	return len(p), nil
+}
+
+// flush writes the first n held bytes.
+func (w *writer) flush(n int) error {
+	out, beyond := mask(nil, w.held[:n], w.r.spans(w.held), w.covered)
+	w.held, w.covered = append([]byte(nil), w.held[n:]...), beyond
+	if len(out) == 0 {
+		return nil
+	}
+	_, err := w.w.Write(out)
+	return err
 }
 
 // pending is the length of the longest suffix of b that begins a secret.
@@ -178,10 +246,5 @@ func (r *Redactor) pending(b []byte) int {
 func (w *writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.held) == 0 {
-		return nil
-	}
-	_, err := w.w.Write(w.r.Bytes(w.held))
-	w.held = nil
-	return err
+	return w.flush(len(w.held))
 }

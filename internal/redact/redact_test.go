@@ -3,7 +3,9 @@ package redact
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"net/url"
 	"strings"
 	"testing"
@@ -17,7 +19,13 @@ func encodings(t *testing.T) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := map[string]string{"plain": secret, "json": string(j), "query": url.QueryEscape(secret), "path": url.PathEscape(secret)}
+	var unescaped bytes.Buffer
+	enc := json.NewEncoder(&unescaped)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(secret); err != nil {
+		t.Fatal(err)
+	}
+	m := map[string]string{"json without HTML escapes": unescaped.String(), "hex": hex.EncodeToString([]byte(secret)), "HEX": strings.ToUpper(hex.EncodeToString([]byte(secret))), "plain": secret, "json": string(j), "query": url.QueryEscape(secret), "path": url.PathEscape(secret)}
 	for i, pad := range []string{"", "a", "ab", "abc:"} {
 		m["base64 std "+string(rune('0'+i))] = base64.StdEncoding.EncodeToString([]byte(pad + secret + "zz"))
 		m["base64 url "+string(rune('0'+i))] = base64.URLEncoding.EncodeToString([]byte(pad + secret))
@@ -99,5 +107,121 @@ func TestValueMasksEveryStringAndSharesNothing(t *testing.T) {
 	}
 	if shared.S != secret {
 		t.Error("a shared value was changed")
+	}
+}
+
+// overlapping are values of which one begins, ends or continues another.
+var overlapping = []string{"password", "password-and-more", "and-more-and-more", "aaaaaaaa", "moreaaaa"}
+
+func TestOverlappingValuesLeaveNoRest(t *testing.T) {
+	r := New(overlapping...)
+	for in, want := range map[string]string{
+		"x password-and-more-and-more y": "x " + Mask + " y",
+		"password password":              Mask + " " + Mask,
+		"passwordpassword":               Mask + Mask,
+		"aaaaaaaaaaaaa!":                 Mask + "!",
+		"password-and-mor":               Mask + "-and-mor",
+		"and-more-and-moreaaaaaaaaaaa":   Mask,
+		"passwor":                        "passwor",
+		"":                               "",
+	} {
+		if got := r.String(in); got != want {
+			t.Errorf("%q became %q, want %q", in, got, want)
+		}
+	}
+}
+
+// stream masks in in chunks.
+func stream(t *testing.T, r *Redactor, in string, size int) string {
+	t.Helper()
+	var out bytes.Buffer
+	w := r.Writer(&out)
+	for i := 0; i < len(in); i += size {
+		if n, err := w.Write([]byte(in[i:min(i+size, len(in))])); err != nil || n != min(size, len(in)-i) {
+			t.Fatal(n, err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func TestStreamIsTheWholeWhateverTheChunks(t *testing.T) {
+	r := New(overlapping...)
+	for _, in := range []string{
+		"password-and-more", "password-and-mor", "x password-and-more-and-more y password", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!",
+		"and-more-and-moreaaaaaaaaaaaaaaaapassword-and-moreaaaa", strings.Repeat("password-and-more", 20),
+	} {
+		for size := 1; size <= len(in); size++ {
+			if got, want := stream(t, r, in, size), r.String(in); got != want {
+				t.Fatalf("%q in chunks of %d became %q, whole %q", in, size, got, want)
+			}
+		}
+	}
+}
+
+func FuzzStream(f *testing.F) {
+	f.Add("password-and-more aaaaaaaaa", 3)
+	f.Add("and-more-and-moreaaaapassword", 1)
+	f.Fuzz(func(t *testing.T, in string, size int) {
+		r := New(overlapping...)
+		got := stream(t, r, in, size&31+1)
+		if got != r.String(in) {
+			t.Fatalf("%q in chunks of %d became %q, whole %q", in, size&31+1, got, r.String(in))
+		}
+		for _, v := range overlapping {
+			if strings.Contains(got, v) {
+				t.Fatalf("%q is left in %q", v, got)
+			}
+		}
+	})
+}
+
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+func TestWriterReturnsTheTargetsError(t *testing.T) {
+	broken := errors.New("disk full")
+	w := New("password").Writer(failing{broken})
+	if _, err := w.Write([]byte("plain text")); !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+	w = New("password").Writer(failing{broken})
+	if _, err := w.Write([]byte("pass")); err != nil {
+		t.Errorf("what is held back was written: %v", err)
+	}
+	if err := w.Close(); !errors.Is(err, broken) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestValuesOfSeveralLines(t *testing.T) {
+	key := "-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0\nAQEFAASCBKcwggSjAgEAAoI\n-----END KEY-----\n"
+	r := New(key)
+	for _, in := range []string{key, strings.TrimSpace(key), "log: MIIEvQIBADANBgkqhkiG9w0", strings.ReplaceAll(key, "\n", "\r\n")} {
+		if got := r.String(in); strings.Contains(got, "MIIEvQIB") || strings.Contains(got, "AQEFAASC") {
+			t.Errorf("%q became %q", in, got)
+		}
+	}
+}
+
+func TestBytesDoesNotChangeItsInput(t *testing.T) {
+	in := []byte("a password here")
+	New("password").Bytes(in)
+	if string(in) != "a password here" {
+		t.Errorf("the input became %q", in)
+	}
+	if got := (&Redactor{}).Bytes(in); string(got) != "a password here" {
+		t.Errorf("the zero redactor made %q", got)
+	}
+}
+
+func TestRawThatIsNoJSONStaysValid(t *testing.T) {
+	v := struct{ R, E json.RawMessage }{R: json.RawMessage("password {"), E: nil}
+	Value(New("password"), &v)
+	if b, err := json.Marshal(v); err != nil || strings.Contains(string(b), "password") {
+		t.Errorf("%s, %v", b, err)
 	}
 }
