@@ -382,12 +382,14 @@ func TestExecCancelLeavesOthersAlone(t *testing.T) {
 
 func TestExecForkingTreeEnds(t *testing.T) {
 	guesttest.Require(t, "root", os.Getuid() == 0, "process namespaces need root")
+	_, noPerl := exec.LookPath("perl")
+	guesttest.Require(t, "perl", noPerl == nil, "a shell forks too slowly")
 	g := guesttest.Start(t, true)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// A chain in which each process forks the next and exits: no list of pids
-	// is ever up to date.
-	_, err := trySh(ctx, g, `f() { f & }; echo go; f; sleep 1000`, func(r *guest.ExecRequest) { r.Stdout = &after{want: "go", f: cancel} })
+	// Chains in which each process forks the next and exits: no list of pids is
+	// ever up to date.
+	_, err := trySh(ctx, g, `for i in 1 2 3 4; do perl -e 'for (;;) { exit if fork }' & done; sleep 0.2; echo go; sleep 1000`, func(r *guest.ExecRequest) { r.Stdout = &after{want: "go", f: cancel} })
 	if !errors.Is(err, context.Canceled) || errors.Is(err, guest.ErrUnproven) {
 		t.Fatal(err)
 	}
