@@ -16,7 +16,7 @@ var house = rules{
 		{"0 guest", []string{"internal/guest/..."}},
 		{"1", []string{"sandbox", "record", "judge", "internal/schedule", "internal/kept"}},
 		{"1 events", []string{"internal/event"}},
-		{"1 box", []string{"internal/guestbox"}},
+		{"1 box", []string{"internal/guestbox", "internal/ocistore"}},
 		{"2", []string{
 			"sandbox/docker/...", "sandbox/compose/...", "sandbox/e2b/...", "sandbox/vercel/...", "sandbox/k8s/...",
 			"sandbox/local/...", "sandbox/native/...", "sandbox/fake/...", "sandbox/sandboxtest",

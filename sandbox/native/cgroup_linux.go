@@ -181,7 +181,7 @@ type group struct {
 
 // create makes the cgroups that the limits need. A limit on processes is always
 // set where it can be: without one, a fork bomb inside is one outside.
-func (c *cgroups) create(r sandbox.Resources, many bool) (*group, error) {
+func (c *cgroups) create(r sandbox.Resources) (*group, error) {
 	g := &group{dirs: map[string]string{}, unified: c.unified}
 	name := c.prefix + strconv.FormatInt(c.next.Add(1), 10)
 	pids := r.PIDs

@@ -112,9 +112,9 @@ func holds(m []syscall.SysProcIDMap, id int) bool {
 // not root in its own user namespace; all are given up afterwards.
 var ambient = []uintptr{0 /* chown */, 1 /* dac_override */, 3 /* fowner */, 4 /* fsetid */, 8 /* setpcap */, 12 /* net_admin */, 21 /* sys_admin */, 24 /* sys_resource */}
 
-// attr returns how a process of these identities is cloned. asRoot matters only
-// where there is a single identity.
-func (ids identities) attr(asRoot bool) *syscall.SysProcAttr {
+// attr returns how a process of these identities is cloned. uid and gid are what
+// it is inside where there is a single identity.
+func (ids identities) attr(uid, gid int) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET,
 		Setsid:     true,
@@ -124,14 +124,11 @@ func (ids identities) attr(asRoot bool) *syscall.SysProcAttr {
 	case ids.many:
 		a.UidMappings, a.GidMappings, a.GidMappingsEnableSetgroups = ids.uid, ids.gid, true
 	default:
-		inside := userUID
-		if asRoot {
-			inside = 0
-		} else {
+		if uid != 0 {
 			a.AmbientCaps = ambient
 		}
-		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: inside, HostID: os.Geteuid(), Size: 1}}
-		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: inside, HostID: os.Getegid(), Size: 1}}
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: os.Geteuid(), Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: os.Getegid(), Size: 1}}
 	}
 	return a
 }

@@ -2,6 +2,7 @@ package native
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -15,6 +16,7 @@ import (
 	"assay/fault"
 	"assay/internal/guest"
 	"assay/internal/guest/enter"
+	"assay/internal/ocistore"
 	"assay/ref"
 	"assay/sandbox"
 )
@@ -27,6 +29,7 @@ type machine struct {
 	mu    sync.Mutex
 	prog  *program
 	tools *tools
+	store *ocistore.Store
 	cgs   *cgroups
 	live  map[string]string // instance → owner token
 
@@ -104,12 +107,15 @@ func (p *Provider) groups() *cgroups {
 func (p *Provider) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.prog == nil {
-		return nil
+	var errs []error
+	if p.prog != nil {
+		errs = append(errs, p.prog.file.Close())
 	}
-	err := p.prog.file.Close()
-	p.prog = nil
-	return err
+	if p.store != nil {
+		errs = append(errs, p.store.Close())
+	}
+	p.prog, p.store = nil, nil
+	return errors.Join(errs...)
 }
 
 // Instances lists the live sandboxes of an owner token.
@@ -188,7 +194,7 @@ func (p *Provider) Create(ctx context.Context, r sandbox.CreateRequest) (sandbox
 	if err != nil {
 		return nil, err
 	}
-	blue, err := p.blueprint(ctx, r, spec)
+	blue, err := p.blueprint(r, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -204,33 +210,42 @@ func (p *Provider) Create(ctx context.Context, r sandbox.CreateRequest) (sandbox
 
 // blueprint is everything about a sandbox that is known before it starts.
 type blueprint struct {
-	plan    *enter.Plan
-	user    string // "" is the namespace's own first identity
-	asRoot  bool
-	env     map[string]string
-	workdir string
+	ids  identities
+	plan *enter.Plan
+	user string // "" is the namespace's own first identity
+	// uid and gid are what the person who runs this is inside, where there is a
+	// single identity.
+	uid, gid int
+	env      map[string]string
+	workdir  string
 }
 
-func (p *Provider) blueprint(ctx context.Context, r sandbox.CreateRequest, spec Spec) (*blueprint, error) {
-	b := &blueprint{user: r.User, workdir: r.Workdir}
-	many := p.identities().many
+func (p *Provider) blueprint(r sandbox.CreateRequest, spec Spec) (*blueprint, error) {
+	b := &blueprint{user: r.User, workdir: r.Workdir, ids: p.identities()}
 	var img *unpacked
 	if sp, ok := r.From.Data.(*startPoint); ok {
 		img = sp.image
 	} else if spec.Image != "" {
 		return nil, fmt.Errorf("native: Create needs the result of Prepare")
 	}
+	if img != nil && b.ids.helpers {
+		// What an ordinary user unpacked is all his own: one identity.
+		b.ids = identities{}
+	}
 	if img == nil {
 		t, err := p.hostTools()
 		if err != nil {
 			return nil, err
 		}
-		b.plan = t.plan(many)
+		b.plan = t.plan(b.ids.many)
 		b.env = map[string]string{"PATH": t.path, "LANG": "C.UTF-8", "SHELL": shellOf()}
 		if b.user == "" {
 			b.user = userName
 		}
-	} else if err := p.imageBlueprint(ctx, b, img, many); err != nil {
+		if b.user != "root" && b.user != "0" && b.user != "0:0" {
+			b.uid, b.gid = userUID, userUID
+		}
+	} else if err := p.imageBlueprint(b, img); err != nil {
 		return nil, err
 	}
 	if b.workdir == "" {
@@ -240,10 +255,7 @@ func (p *Provider) blueprint(ctx context.Context, r sandbox.CreateRequest, spec 
 	if !path.IsAbs(b.workdir) {
 		return nil, fault.Configf("sandbox.workdir", "Give an absolute path.", "the working directory %q is not absolute", r.Workdir)
 	}
-	if !many {
-		b.asRoot = b.user == "root" || b.user == "0" || b.user == "0:0"
-	}
-	b.plan.Many = many
+	b.plan.Many = b.ids.many
 	b.plan.Hostname = hostname
 	b.plan.Base = baseDir()
 	b.plan.Size, b.plan.Inodes = diskOf(r.Resources.Disk)
@@ -306,7 +318,7 @@ func (p *Provider) launch(ctx context.Context, prog *program, b *blueprint, r sa
 		id = id[len(id)-20:]
 	}
 	d := &driver{p: p, id: id, res: r.Resources, size: b.plan.Size}
-	cg, err := p.groups().create(r.Resources, p.identities().many)
+	cg, err := p.groups().create(r.Resources)
 	if err != nil {
 		return nil, err
 	}
@@ -319,7 +331,7 @@ func (p *Provider) launch(ctx context.Context, prog *program, b *blueprint, r sa
 		}
 		return cg.join(pid)
 	}
-	d.proc, err = prog.start(ctx, startRequest{plan: b.plan, ids: p.identities(), asRoot: b.asRoot, join: join})
+	d.proc, err = prog.start(ctx, startRequest{plan: b.plan, ids: b.ids, uid: b.uid, gid: b.gid, join: join})
 	if err != nil {
 		return nil, cg.removed(err)
 	}
@@ -362,17 +374,13 @@ func (d *driver) greet(ctx context.Context, b *blueprint) error {
 			}
 		}
 	}
-	user := b.user
-	if b.asRoot {
-		user = "root"
-	}
-	if d.Box.User, err = g.Lookup(ctx, user); err != nil {
+	if d.Box.User, err = g.Lookup(ctx, b.user); err != nil {
 		return d.Box.Failed(ctx, err)
 	}
 	if !b.plan.Many {
 		info := g.Info()
 		if d.Box.User.UID != info.UID || d.Box.User.GID != info.GID {
-			return noSwitch(user)
+			return noSwitch(b.user)
 		}
 		d.Box.User.Groups = nil
 		d.Box.Permit = func(name string, u guest.User) error {

@@ -82,9 +82,10 @@ const childSelf = 3
 
 // startRequest is what start needs.
 type startRequest struct {
-	plan   *enter.Plan
-	ids    identities
-	asRoot bool
+	plan *enter.Plan
+	ids  identities
+	// uid and gid are the single identity, where there is only one.
+	uid, gid int
 	// join puts the process into its cgroups before it does anything.
 	join func(pid int) error
 }
@@ -109,7 +110,7 @@ func (pr *program) start(ctx context.Context, r startRequest) (*process, error) 
 			argv = append(argv, enter.WaitArg)
 		}
 		p.p, err = os.StartProcess(fmt.Sprintf("/proc/self/fd/%d", childSelf), argv, &os.ProcAttr{
-			Dir: "/", Env: []string{}, Files: []*os.File{far, far, null, pr.file}, Sys: r.ids.attr(r.asRoot),
+			Dir: "/", Env: []string{}, Files: []*os.File{far, far, null, pr.file}, Sys: r.ids.attr(r.uid, r.gid),
 		})
 		_ = null.Close()
 	}

@@ -221,9 +221,6 @@ func (b *builder) kernel() error {
 			return at("open", dirDev, err)
 		}
 	}
-	if len(b.Cgroups) == 0 {
-		return nil
-	}
 	// The root of the namespace is the cgroup that this process is in by now.
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return at("unshare", "cgroup", err)
