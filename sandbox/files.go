@@ -224,6 +224,16 @@ func (s *Sandbox) PathExists(ctx context.Context, p string) (bool, error) {
 	}
 }
 
+// Remove removes a path and what is below it. A missing path is no error.
+func (s *Sandbox) Remove(ctx context.Context, p string) error {
+	full := s.Path(p)
+	if r, ok := As[Remover](s); ok {
+		return s.retry(ctx, "remove "+full, func() error { return r.Remove(ctx, full) })
+	}
+	_, err := s.RunCommandOrThrow(ctx, []string{"rm", "-rf", "--", full})
+	return err
+}
+
 // hostPath resolves a host path and, where the sandbox is confined, refuses one
 // that leaves the project by name or by symlink.
 func (s *Sandbox) hostPath(p string) (string, error) {

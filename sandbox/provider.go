@@ -50,8 +50,8 @@ type Provider interface {
 // for concurrent use, and no goroutine is left after Stop.
 //
 // Optional powers are separate small interfaces (Environer, Stater, Tracker,
-// ProcessEnder, Digester, Lifetimer), found with As; a driver that lacks one
-// simply does not implement it.
+// ProcessEnder, Digester, Remover, Lifetimer, Reporter), found with As; a driver
+// that lacks one simply does not implement it.
 type Driver interface {
 	// ID is the provider's own identifier of the instance, for registries and
 	// messages.
@@ -184,6 +184,10 @@ type Steps interface {
 	Do(ctx context.Context, stage string, step func(context.Context) error) error
 }
 
+// Progresser is what Steps implement that can show how far the current step is.
+// The engine's do.
+type Progresser interface{ Progress(p Progress) }
+
 // Template says where a sandbox starts from. It carries its provider, so that a
 // program links only the providers it names.
 type Template struct {
@@ -214,7 +218,8 @@ type CreateRequest struct {
 	Notes Notes
 }
 
-// Resources are limits of one sandbox. Zero fields are unlimited.
+// Resources are limits of one sandbox. A zero field leaves the limit to the
+// provider, which may have one that protects the machine.
 type Resources struct {
 	CPUs   float64 `json:"cpus,omitempty"`
 	Memory int64   `json:"memory,omitempty"` // bytes; swap is not added
@@ -304,6 +309,12 @@ type ProcessEnder interface {
 	// EndProcesses kills every process but the sandbox's own and returns when
 	// none is left.
 	EndProcesses(ctx context.Context) ([]Process, error)
+}
+
+// Remover removes a path and what is below it without running a program. A
+// missing path is no error.
+type Remover interface {
+	Remove(ctx context.Context, path string) error
 }
 
 // Digester returns the SHA-256 of files, "" for a missing one, read by

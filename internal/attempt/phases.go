@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	mrand "math/rand/v2"
 	"path"
 	"path/filepath"
@@ -53,7 +54,11 @@ func (a *attempt) create(ctx context.Context) error {
 	}
 	a.driver = d
 	a.push(undo{phase: "sandbox.stop", code: "sandbox-stop-failed", stop: true, limit: StopLimit, do: func(ctx context.Context) error { return a.sb.Stop(ctx) }})
-	envVars := a.slot.Settings.Env
+	// The settings are shared by all attempts of the pair.
+	envVars := maps.Clone(a.slot.Settings.Env)
+	if envVars == nil {
+		envVars = map[string]string{}
+	}
 	for name, v := range a.secrets {
 		if slices.Contains(a.slot.Settings.SecretEnv, name) {
 			envVars[name] = v
@@ -71,8 +76,7 @@ func (a *attempt) create(ctx context.Context) error {
 		// The environment outlives the attempt, so what was put beside the
 		// agent is taken away again.
 		a.push(undo{phase: "sandbox.cleanup", code: "scratch-not-removed", do: func(ctx context.Context) error {
-			_, err := a.sb.RunCommandOrThrow(ctx, []string{"rm", "-rf", "--", a.scratch})
-			return err
+			return a.sb.Remove(ctx, a.scratch)
 		}})
 	}
 	return nil

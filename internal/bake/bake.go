@@ -103,7 +103,7 @@ func retry(ctx context.Context, p sandbox.Provider, step func(context.Context) e
 // steps runs the slow steps of one preparation.
 type steps struct {
 	p    sandbox.Provider
-	tell func(stage string)
+	tell func(stage, progress string)
 	mu   sync.Mutex
 	last string
 }
@@ -114,13 +114,25 @@ func (s *steps) Do(ctx context.Context, stage string, step func(context.Context)
 	s.mu.Lock()
 	s.last = stage
 	s.mu.Unlock()
-	s.tell(stage)
+	s.tell(stage, "")
 	err := retry(ctx, s.p, step)
 	if err == nil {
 		return nil
 	}
 	j := sandbox.Judge(ctx, s.p, err)
 	return &fault.Error{Class: j.Class, Code: j.Code, Fix: j.Fix, Stage: stage, Err: err}
+}
+
+// Progress shows how far the current step is.
+func (s *steps) Progress(p sandbox.Progress) {
+	s.mu.Lock()
+	stage := s.last
+	s.mu.Unlock()
+	text := p.Message
+	if p.Total > 0 {
+		text += fmt.Sprintf(" (%d%%)", 100*p.Current/p.Total)
+	}
+	s.tell(stage, text)
 }
 
 // Oven holds the results of one run.
@@ -171,9 +183,9 @@ func (o *Oven) PrepareAll(ctx context.Context, envs []*plan.Environment) {
 func (o *Oven) bake(ctx context.Context, env *plan.Environment) (res Result) {
 	ev := event.Prepare{Key: string(env.Key), Provider: env.Info.Kind, Label: env.Label(), Status: event.Started, Levels: env.Levels}
 	o.sink(ev)
-	s := &steps{p: env.Provider, tell: func(stage string) {
+	s := &steps{p: env.Provider, tell: func(stage, progress string) {
 		ev := ev
-		ev.Stage = stage
+		ev.Stage, ev.Message = stage, progress
 		o.sink(ev)
 	}}
 	var err error

@@ -136,11 +136,8 @@ func (p *Provider) imageOf(ctx context.Context, e *engine, from sandbox.Prepared
 	return img, nil
 }
 
-// progresser is implemented by Steps that can show progress inside a step.
-type progresser interface{ Progress(sandbox.Progress) }
-
 func progressOf(s sandbox.Steps) func(sandbox.Progress) {
-	if p, ok := s.(progresser); ok {
+	if p, ok := s.(sandbox.Progresser); ok {
 		return p.Progress
 	}
 	return func(sandbox.Progress) {}

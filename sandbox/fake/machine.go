@@ -417,6 +417,18 @@ func (m *machine) Stat(_ context.Context, p string) (sandbox.FileStat, error) {
 	return sandbox.FileStat{Dir: i.isDir(), Regular: i.kind == regular, Symlink: i.kind == symlink, Mode: i.perm, Size: i.size, UID: i.uid, GID: i.gid}, nil
 }
 
+// Remove implements sandbox.Remover.
+func (m *machine) Remove(_ context.Context, p string) error {
+	if err := m.usable(); err != nil {
+		return err
+	}
+	err := m.tree.removeAll(path.Clean(p), super)
+	if errors.Is(absent(err), fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // absent makes a path below something that is no directory a path that does not
 // exist, which it does not.
 func absent(err error) error {

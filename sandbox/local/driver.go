@@ -183,6 +183,10 @@ func openRegular(p string) (*os.File, error) {
 	return f, nil
 }
 
+// Remove removes a path outside of the directory, such as what was put beside
+// an agent.
+func (d *driver) Remove(_ context.Context, path string) error { return os.RemoveAll(path) }
+
 // Track implements sandbox.Tracker. The objects are kept in the private
 // directory; a reset is refused, because the tree is the user's.
 func (d *driver) Track(ctx context.Context, request []byte, response io.Writer) error {

@@ -34,7 +34,7 @@ func TestSuite(t *testing.T) {
 	sandboxtest.Run(t, sandboxtest.Harness{
 		Provider: p, Template: template, Others: []sandbox.Template{p.Template(scratch(t), "")},
 		Instances: func(_ context.Context, token string) ([]string, error) { return p.Instances(token), nil },
-		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester"},
+		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover"},
 		HostView:  true,
 		Marked:    marked,
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{

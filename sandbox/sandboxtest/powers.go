@@ -22,6 +22,7 @@ func powerPromises() []Promise {
 		{"power-tracker-reset", powerReset},
 		{"power-process-ender", powerEnd},
 		{"power-digester", powerDigest},
+		{"power-remover", powerRemove},
 		{"power-lifetimer", powerLifetime},
 		{"power-reporter", powerReport},
 		{"power-reconciler", powerReconcile},
@@ -46,6 +47,8 @@ func powersOf(p sandbox.Provider, d sandbox.Driver) []string {
 	add("ProcessEnder", ok)
 	_, ok = sandbox.AsDriver[sandbox.Digester](d)
 	add("Digester", ok)
+	_, ok = sandbox.AsDriver[sandbox.Remover](d)
+	add("Remover", ok)
 	_, ok = sandbox.AsDriver[sandbox.Lifetimer](d)
 	add("Lifetimer", ok)
 	_, ok = sandbox.AsDriver[sandbox.Reporter](d)
@@ -255,6 +258,23 @@ func powerDigest(t testing.TB, h Harness) {
 	got, err := d.Digest(b.ctx, []string{b.dir + "/f", b.dir + "/missing", b.dir + "/empty"})
 	if want := []string{digest([]byte(body)), "", digest(nil)}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("Digest is %q, %v, want %q", got, err, want)
+	}
+}
+
+func powerRemove(t testing.TB, h Harness) {
+	b := start(t, h)
+	r := power[sandbox.Remover](b)
+	b.put(b.dir, file("gone/deep/f", "x"), file("stays", "y"))
+	for range 2 { // the second time it is missing
+		if err := r.Remove(b.ctx, b.dir+"/gone"); err != nil {
+			t.Errorf("Remove: %v", err)
+		}
+	}
+	s := sandbox.New(b.d, sandbox.Options{Provider: h.Provider})
+	for name, want := range map[string]bool{"/gone": false, "/gone/deep/f": false, "/stays": true} {
+		if got, err := s.PathExists(b.ctx, b.dir+name); err != nil || got != want {
+			t.Errorf("after Remove %s exists is %v, %v, want %v", name, got, err, want)
+		}
 	}
 }
 

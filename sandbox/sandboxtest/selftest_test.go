@@ -462,6 +462,10 @@ func (sloppy) Digest(_ context.Context, p []string) ([]string, error) {
 	return make([]string, len(p)), nil
 }
 
+type hoarder struct{ *sinDriver }
+
+func (hoarder) Remove(context.Context, string) error { return nil }
+
 type shortLived struct{ *sinDriver }
 
 func (shortLived) EnsureLifetime(context.Context, time.Duration) (time.Time, error) {
@@ -481,6 +485,7 @@ func powerSins() map[string]func(*sinner) {
 		"power-tracker-reset":          withDriver(func(d *sinDriver) sandbox.Driver { return forgetful{d, snapshot.OpReset, snapshot.OpStatus} }),
 		"power-process-ender":          withDriver(func(d *sinDriver) sandbox.Driver { return merciful{d} }),
 		"power-digester":               withDriver(func(d *sinDriver) sandbox.Driver { return sloppy{d} }),
+		"power-remover":                withDriver(func(d *sinDriver) sandbox.Driver { return hoarder{d} }),
 		"power-lifetimer":              withDriver(func(d *sinDriver) sandbox.Driver { return shortLived{d} }),
 		"power-reporter":               withDriver(func(d *sinDriver) sandbox.Driver { return hopeful{d} }),
 		"power-reconciler":             func(s *sinner) { s.reconcile = func() error { return nil } },
