@@ -216,7 +216,7 @@ func TestEqualCausesAreGrouped(t *testing.T) {
 	for _, l := range last {
 		text.WriteString(l.Text + "\n")
 	}
-	for _, want := range []string{"205 failed: greets: expected", "and 200 more", "Next: assay show @1000000000000", "Retry: assay exp --rerun"} {
+	for _, want := range []string{"205 failed: greets: expected", "and 200 more", "Next: assay show @1000000000000", "Retry: assay exp"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("no %q in\n%s", want, text.String())
 		}

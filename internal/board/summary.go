@@ -154,19 +154,8 @@ func (b *Board) nextLines() []Line {
 	if len(b.failures) > 0 {
 		lines = append(lines, Line{Kind: Next, Text: fmt.Sprintf("Next: %s %s", b.o.Show, b.failures[0].Locator)})
 	}
-	switch {
-	case b.n[failed] > 0 || b.reused[record.Failed] > 0:
-		lines = append(lines, Line{Kind: Next, Text: "Retry: " + withRerun(b.o.Command)})
-	case b.n[errored]+b.n[notrun] > 0:
-		// Errored and missing results are executed again without being asked for.
+	if b.n[failed]+b.n[errored]+b.n[notrun] > 0 {
 		lines = append(lines, Line{Kind: Next, Text: "Retry: " + b.o.Command})
 	}
 	return lines
-}
-
-func withRerun(command string) string {
-	if strings.Contains(command, "--rerun") {
-		return command
-	}
-	return command + " --rerun"
 }
