@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -397,11 +398,12 @@ func message(err error) string {
 	}
 }
 
+// clip keeps the start and the end of s, about n bytes of whole characters.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return s[:n*2/3] + " … " + s[len(s)-n/3:]
+	return strings.ToValidUTF8(s[:n*2/3], "") + " … " + strings.ToValidUTF8(s[len(s)-n/3:], "")
 }
 
 var _ assay.Host = (*attempt)(nil)

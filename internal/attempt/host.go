@@ -134,6 +134,9 @@ func (a *attempt) keep(s *agent.Session, in agent.Input, turn *agent.Turn, err e
 
 // Changes returns what the agent changed in turns from..to.
 func (a *attempt) Changes(ctx context.Context, from, to int) ([]record.Row, string, error) {
+	if from > a.windows && to >= from && a.noLedger == nil {
+		return nil, "", &fault.Error{Code: "workspace-diff-unavailable", What: fmt.Sprintf("what the agent changed in turn %d was not recorded", from)}
+	}
 	d, err := a.diff(ctx, from, min(to, a.windows))
 	if err != nil {
 		return nil, "", err

@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -41,6 +42,11 @@ func HostCommand(ctx context.Context, c sandbox.Command, dir string, env map[str
 			cmd.Dir = filepath.Join(dir, c.Cwd)
 		}
 	}
+	if cmd.Dir != "" {
+		if info, err := os.Stat(cmd.Dir); err != nil || !info.IsDir() {
+			return fault.Configf("host-command-cwd", "Create the folder, or correct `cwd:`.", "the folder %s of a host command does not exist", cmd.Dir)
+		}
+	}
 	cmd.Env = os.Environ()
 	for _, m := range []map[string]string{env, c.Env} {
 		for k, v := range m {
@@ -49,16 +55,20 @@ func HostCommand(ctx context.Context, c sandbox.Command, dir string, env map[str
 	}
 	out := sandbox.NewOutput(64 << 10)
 	cmd.Stdout, cmd.Stderr = out, out
-	// A child that holds the pipe must not hold us, and the whole group ends
-	// with its leader.
+	// A service that the command leaves behind must not hold us by its pipe;
+	// it goes on. A cancelled command ends with its whole group.
 	cmd.WaitDelay = time.Second
 	ownGroup(cmd)
 	err := cmd.Run()
-	if err == nil {
+	if err == nil || errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
 		return nil
 	}
 	if cause := fault.Cause(ctx); cause != nil {
 		err = cause
 	}
-	return &fault.Error{Class: fault.ClassOf(err), Code: "host-command-failed", What: fmt.Sprintf("host command %s failed; it printed: %s", sandbox.Tail(red.String(c.Label()), 120), red.String(sandbox.Tail(out.String(), 400))), Err: err}
+	what := fmt.Sprintf("host command %s failed", sandbox.Tail(red.String(c.Label()), 120))
+	if tail := sandbox.Tail(red.String(out.String()), 400); tail != "" {
+		what += "; it printed: " + tail
+	}
+	return &fault.Error{Class: fault.ClassOf(err), Code: "host-command-failed", What: what, Err: err}
 }

@@ -2,13 +2,13 @@ package attempt
 
 import (
 	"encoding/json"
-	"fmt"
 	"regexp"
 	"runtime"
 	"time"
 
 	"assay/fault"
 	"assay/internal/event"
+	"assay/internal/redact"
 	"assay/record"
 	"assay/ref"
 	"assay/sandbox"
@@ -124,11 +124,12 @@ func (a *attempt) diagnostic(phase string, d sandbox.Diagnostic) {
 	}
 	a.mu.Unlock()
 	if fresh {
+		redact.Value(a.red, &last) // its data too: events are shown before the record is sealed
 		a.emit(event.Diagnostic{Slot: a.slot.Ref, Diagnostic: last})
 	}
 }
 
 func stack() string {
 	buf := make([]byte, 16<<10)
-	return fmt.Sprintf("%s", buf[:runtime.Stack(buf, false)])
+	return string(buf[:runtime.Stack(buf, false)])
 }
