@@ -29,27 +29,26 @@ const (
 const CapReached = "collection-cap-reached"
 
 // attemptFiles encodes an attempt. Parts that are empty have no file.
-func (w *Writer) attemptFiles(s Sealed) ([]atomicfile.File, error) {
+func attemptFiles(s Sealed) ([]atomicfile.File, error) {
 	a := s.Attempt
 	a.Diff = boundSummary(a.Diff)
-	red := w.redactor()
-	doc, err := encodeAttempt(red, &a)
+	doc, err := encodeAttempt(&a)
 	if err != nil {
 		return nil, err
 	}
-	files := []atomicfile.File{{Name: attemptFile, Data: append(redactJSON(red, doc), '\n')}}
+	files := []atomicfile.File{{Name: attemptFile, Data: append(doc, '\n')}}
 	if len(s.Events) > 0 {
-		files = append(files, atomicfile.File{Name: eventsFile, Data: w.boundLines(s.Events, maxEvents, maxEvent)})
+		files = append(files, atomicfile.File{Name: eventsFile, Data: boundLines(s.Events, maxEvents, maxEvent)})
 	}
 	if len(s.Commands) > 0 {
-		files = append(files, atomicfile.File{Name: commandsFile, Data: w.boundLines(s.Commands, maxCommands, maxCommands/2)})
+		files = append(files, atomicfile.File{Name: commandsFile, Data: boundLines(s.Commands, maxCommands, maxCommands/2)})
 	}
 	if s.Diff != nil {
 		diff, err := encodeDiff(s.Diff)
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, atomicfile.File{Name: diffFile, Data: append(redactJSON(red, diff), '\n')})
+		files = append(files, atomicfile.File{Name: diffFile, Data: append(diff, '\n')})
 	}
 	return files, nil
 }
@@ -58,14 +57,13 @@ func (w *Writer) attemptFiles(s Sealed) ([]atomicfile.File, error) {
 // has its long texts cut; what is beyond total is left out of the middle, and a
 // line of type "truncated" says how much. Lines that are no JSON become such a
 // line too.
-func (w *Writer) boundLines(lines []json.RawMessage, total, perLine int) []byte {
-	red := w.redactor()
+func boundLines(lines []json.RawMessage, total, perLine int) []byte {
 	encode := func(raw json.RawMessage) []byte {
 		var b bytes.Buffer
 		if json.Compact(&b, raw) != nil {
 			return marker(1, len(raw), "not JSON")
 		}
-		line := redactJSON(red, b.Bytes())
+		line := b.Bytes()
 		if len(line) > perLine {
 			line = shorten(line, perLine)
 		}

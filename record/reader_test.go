@@ -312,7 +312,7 @@ func generate(tb testing.TB, root string, n int) {
 			for k := range 6 {
 				a.Checks = append(a.Checks, Check{Name: fmt.Sprintf("check %d", k), Kind: "file", Severity: Gate, Outcome: Matched})
 			}
-			files, err := w.attemptFiles(Sealed{Attempt: a})
+			files, err := attemptFiles(Sealed{Attempt: a})
 			if err != nil {
 				tb.Fatal(err)
 			}

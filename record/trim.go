@@ -5,14 +5,12 @@ import (
 	"fmt"
 	"math"
 	"slices"
-
-	"assay/internal/redact"
 )
 
 // encodeAttempt encodes an attempt so that it always fits: texts are cut, then
 // long lists, until what is left is small enough. Verdict, outcomes and facts
 // are never touched. It works on its own copy of what it changes.
-func encodeAttempt(red *redact.Redactor, a *Attempt) ([]byte, error) {
+func encodeAttempt(a *Attempt) ([]byte, error) {
 	c := *a
 	c.Trimmed = slices.Clone(a.Trimmed)
 	c.detach()
@@ -21,7 +19,7 @@ func encodeAttempt(red *redact.Redactor, a *Attempt) ([]byte, error) {
 	for _, f := range c.Facts {
 		facts += len(f.Value)
 	}
-	c.cutTexts(red, maxString)
+	c.cutTexts(maxString)
 	for limit := 32 << 10; ; limit /= 8 {
 		doc, err := json.Marshal(&c)
 		if err != nil || len(doc) <= maxAttempt+facts {
@@ -30,7 +28,7 @@ func encodeAttempt(red *redact.Redactor, a *Attempt) ([]byte, error) {
 		if limit < 64 {
 			break
 		}
-		c.cutTexts(red, limit)
+		c.cutTexts(limit)
 	}
 	c.cutLists()
 	return json.Marshal(&c)
@@ -118,14 +116,13 @@ func encodable(m map[string]any) bool {
 	return err == nil
 }
 
-// cutTexts cuts every text of the explanation to limit bytes. A text is masked
-// before it is cut, so that no half of a secret stays.
-func (a *Attempt) cutTexts(red *redact.Redactor, limit int) {
+// cutTexts cuts every text of the explanation to limit bytes.
+func (a *Attempt) cutTexts(limit int) {
 	cut := func(p *string, name string, args ...any) {
 		if len(*p) <= limit {
 			return
 		}
-		if short := cutText(red.String(*p), limit); short != *p {
+		if short := cutText(*p, limit); short != *p {
 			*p = short
 			a.trimmed(fmt.Sprintf(name, args...))
 		}
@@ -200,11 +197,11 @@ func rank(c Check) int {
 }
 
 // trimEnd bounds what a run says about itself.
-func trimEnd(red *redact.Redactor, e *End) {
+func trimEnd(e *End) {
 	carrier := Attempt{Diagnostics: e.Diagnostics, Error: e.Error}
 	carrier.detach()
 	carrier.dropUnencodable()
-	carrier.cutTexts(red, maxString)
+	carrier.cutTexts(maxString)
 	carrier.cutLists()
 	e.Diagnostics, e.Error = carrier.Diagnostics, carrier.Error
 }

@@ -11,20 +11,19 @@ import (
 
 	"assay/fault"
 	"assay/internal/atomicfile"
-	"assay/internal/redact"
 	"assay/ref"
 
 	"github.com/gofrs/flock"
 )
 
-// Writer is the one writer of a root. It is safe for concurrent use.
+// Writer is the one writer of a root. It is safe for concurrent use. It knows no
+// secrets: what it is given has been masked by whoever held them.
 type Writer struct {
 	root string
 	lock *flock.Flock
 	disk atomicfile.Disk
 
 	mu     sync.Mutex
-	red    *redact.Redactor
 	closed bool
 }
 
@@ -102,20 +101,6 @@ func (w *Writer) makeRoot() (made bool, err error) {
 // Root is the canonical path of the root.
 func (w *Writer) Root() string { return w.root }
 
-// SetRedactor makes everything that is written from now on pass through r: here
-// is the one place where data enters the record.
-func (w *Writer) SetRedactor(r *redact.Redactor) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.red = r
-}
-
-func (w *Writer) redactor() *redact.Redactor {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.red
-}
-
 // Close releases the lock. It is idempotent. Runs without an End stay as they
 // are and show as interrupted.
 func (w *Writer) Close() error {
@@ -154,7 +139,7 @@ func (w *Writer) StartRun(run Run) (*RunWriter, error) {
 	if run.Owner == nil {
 		run.Owner = CurrentOwner()
 	}
-	data, err := w.encode(run)
+	data, err := encode(run)
 	if err != nil {
 		return nil, &fault.Error{
 			Class: fault.Config, Code: CodeCoreInvalid, What: "declare run of " + string(run.Experiment), Err: err,
@@ -200,7 +185,7 @@ func (r *RunWriter) Seal(s Sealed) error {
 	if err := r.checkAttempt(a); err != nil {
 		return err
 	}
-	files, err := r.w.attemptFiles(s)
+	files, err := attemptFiles(s)
 	if err != nil {
 		return &fault.Error{Class: fault.Config, Code: CodeCoreInvalid, What: "record attempt " + string(a.ID), Err: err}
 	}
@@ -289,8 +274,8 @@ func (r *RunWriter) End(e End) error {
 	if r.ended {
 		return fault.Configf(CodeRunEnded, "", "run %s has ended", r.id)
 	}
-	trimEnd(r.w.redactor(), &e)
-	data, err := r.w.encode(e)
+	trimEnd(&e)
+	data, err := encode(e)
 	if err != nil {
 		return &fault.Error{Class: fault.Config, Code: CodeCoreInvalid, What: "end run " + string(r.id), Err: err}
 	}
@@ -301,11 +286,11 @@ func (r *RunWriter) End(e End) error {
 	return nil
 }
 
-// encode returns v as one redacted line of JSON.
-func (w *Writer) encode(v any) ([]byte, error) {
+// encode returns v as one line of JSON.
+func encode(v any) ([]byte, error) {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
 	}
-	return append(redactJSON(w.redactor(), data), '\n'), nil
+	return append(data, '\n'), nil
 }
