@@ -11,21 +11,27 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"assay/internal/guest/enter"
 	"assay/internal/guest/guesttest"
+	"assay/internal/testreq"
 	"assay/sandbox"
 	"assay/sandbox/sandboxtest"
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == enter.Arg {
-		// This program as a first process that never answers.
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		select {}
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case enter.Arg:
+			// This program as a first process that never answers.
+			_, _ = io.Copy(io.Discard, os.Stdin)
+			select {}
+		case attackArg:
+			os.Exit(attack(os.Args[2:]))
+		case runnerArg:
+			os.Exit(runner(os.Args[2:]))
+		}
 	}
-	goleak.VerifyTestMain(m)
+	testreq.Main(m)
 }
 
 // inFile makes a sandbox whose working directory is a file.

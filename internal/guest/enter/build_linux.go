@@ -15,6 +15,7 @@ type builder struct {
 	*Plan
 	devices []device
 	mounts  []int
+	lower   []int
 	proc    int
 	sys     int
 	pts     int
@@ -97,6 +98,14 @@ func (b *builder) open() error {
 		}
 		b.devices = append(b.devices, device{name, fd})
 	}
+	for _, l := range b.Lower {
+		// The scratch file system may cover its path.
+		fd, err := unix.Open(l, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return at("open", l, err)
+		}
+		b.lower = append(b.lower, fd)
+	}
 	for _, m := range b.Mounts {
 		fd, err := unix.OpenTree(unix.AT_FDCWD, m.Host, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 		if err != nil {
@@ -142,9 +151,9 @@ func (b *builder) scratch() error {
 func (b *builder) stack() error {
 	if len(b.Lower) > 0 {
 		names := make([]string, len(b.Lower))
-		for i, l := range b.Lower {
+		for i, fd := range b.lower {
 			names[i] = dirLower + "/" + strconv.Itoa(i)
-			if err := os.Symlink(l, names[i]); err != nil {
+			if err := os.Symlink("/proc/self/fd/"+strconv.Itoa(fd), names[i]); err != nil {
 				return err
 			}
 		}
