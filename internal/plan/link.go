@@ -21,7 +21,7 @@ import (
 // Link makes the plan. The error joins every problem of the whole selection,
 // each a *fault.Error; no provider was asked for more than a key.
 func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (*Plan, error) {
-	l := linker{suite: suite, sel: sel, prior: prior, envs: map[string]*Environment{}, problems: map[string]*problem{}}
+	l := linker{suite: suite, sel: sel, prior: prior, envs: map[string]*Environment{}, problems: map[string]*problem{}, seen: map[*assay.Eval]bool{}}
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
@@ -57,6 +57,7 @@ type linker struct {
 	envs     map[string]*Environment
 	order    []string
 	problems map[string]*problem
+	seen     map[*assay.Eval]bool // whose files were looked at
 	inert    bool
 }
 
@@ -66,6 +67,8 @@ type problem struct {
 	pairs []string
 }
 
+// report notes a problem of a pair, or with "" of a definition by itself. Equal
+// problems are told once.
 func (l *linker) report(pair string, err *fault.Error) {
 	key := err.Code + "\x00" + err.What
 	p := l.problems[key]
@@ -74,7 +77,9 @@ func (l *linker) report(pair string, err *fault.Error) {
 		l.problems[key] = p
 		l.order = append(l.order, key)
 	}
-	p.pairs = append(p.pairs, pair)
+	if pair != "" {
+		p.pairs = append(p.pairs, pair)
+	}
 }
 
 func (l *linker) joined() error {
@@ -241,13 +246,19 @@ func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval
 	s.Environment = l.environment(ctx, p, name, x, levels[owner])
 	if s.Environment != nil {
 		l.supported(name, s.Settings, s.Environment.Info)
+		l.commands(name, levels, e, s.Environment.Info)
 	}
-	l.files(name, e)
+	l.files(e)
 	return s
 }
 
-// files confines what an eval uploads to the project.
-func (l *linker) files(pair string, e *assay.Eval) {
+// files confines what an eval uploads to the project. Each eval is looked at
+// once, however many experiments select it.
+func (l *linker) files(e *assay.Eval) {
+	if l.seen[e] {
+		return
+	}
+	l.seen[e] = true
 	for _, up := range []struct{ field, path string }{{"workspace", e.Workspace}, {"hidden", e.Hidden}} {
 		if up.path == "" {
 			continue
@@ -371,11 +382,7 @@ func (l *linker) supported(pair string, s sandbox.Settings, info sandbox.Info) {
 	refuse := func(code, fix, what string) {
 		l.report(pair, fault.Configf(code, fix, "the %s sandbox %s", info.Kind, what))
 	}
-	if s.User != "" && (info.Users == sandbox.UsersNone || info.Users == sandbox.UsersRoot && s.User != "root") {
-		code := "sandbox.user-unsupported"
-		if info.Kind == "local" {
-			code = "sandbox.local-user-unsupported"
-		}
+	if code := userCode(s.User, info); code != "" {
 		refuse(code, "Remove `user:`.", "cannot run commands as user "+s.User)
 	}
 	if m := s.Network.Mode; m != "" && m != "default" && !info.Network {
@@ -387,6 +394,59 @@ func (l *linker) supported(pair string, s sandbox.Settings, info sandbox.Info) {
 	if _, ok := s.Env["PATH"]; ok {
 		refuse("command-path-managed", "Use `path:` to put directories before PATH.", "manages PATH itself, so `env: {PATH: …}` has no place")
 	}
+}
+
+// userCode is the code of the error that a provider cannot switch to a user, or
+// "" when it can.
+func userCode(user string, info sandbox.Info) string {
+	switch {
+	case user == "" || info.Users == sandbox.UsersAny || info.Users == sandbox.UsersRoot && user == "root":
+		return ""
+	case info.Kind == "local":
+		return "sandbox.local-user-unsupported"
+	default:
+		return "sandbox.user-unsupported"
+	}
+}
+
+// commands refuses, before anything runs, declared commands that could only
+// fail.
+func (l *linker) commands(pair string, levels []Level, e *assay.Eval, info sandbox.Info) {
+	check := func(c *sandbox.Command) {
+		if _, ok := c.Env["PATH"]; ok && !c.Host {
+			l.report(pair, fault.Configf("command-path-managed", "Use `path:` of the sandbox to put directories before PATH.", "the command %q sets PATH, which the %s sandbox manages", c.Label(), info.Kind))
+		}
+		switch code := userCode(c.User, info); {
+		case c.Host && c.User != "":
+			l.report(pair, fault.Configf("host-user-unsupported", "Remove `user:` from the command.", "the host command %q cannot run as user %s", c.Label(), c.User))
+		case code != "":
+			l.report(pair, fault.Configf(code, "Remove `user:` from the command.", "the %s sandbox cannot run the command %q as user %s", info.Kind, c.Label(), c.User))
+		}
+	}
+	for i := range levels {
+		layer := &levels[i].Layer
+		for _, chain := range [][]sandbox.Step{layer.PrepareSteps(), layer.SetupSteps(), layer.TeardownSteps()} {
+			for j := range chain {
+				check(&chain[j].Command)
+			}
+		}
+	}
+	for _, chain := range [][]sandbox.Command{e.Setup, e.Teardown} {
+		for i := range chain {
+			check(&chain[i])
+		}
+	}
+	checks := func(cs []assay.Check) {
+		for i := range cs {
+			if cs[i].Run != nil {
+				check(&cs[i].Run.Command)
+			}
+		}
+	}
+	for i := range e.Turns {
+		checks(e.Turns[i].Checks)
+	}
+	checks(e.Checks)
 }
 
 func or(a, b string) string {

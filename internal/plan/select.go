@@ -80,7 +80,7 @@ func selectEvals(suite *assay.Suite, exps []*assay.Experiment, sel Selection) ([
 					named, used[k] = true, true
 				}
 			}
-			if !named || !slices.ContainsFunc(append(sel.Tags, ""), func(t string) bool { return len(sel.Tags) == 0 || t != "" && slices.Contains(e.Tags, t) }) {
+			if !named || !tagged(e.Tags, sel.Tags) {
 				continue
 			}
 			out[i] = append(out[i], e)
@@ -106,6 +106,12 @@ func selectEvals(suite *assay.Suite, exps []*assay.Experiment, sel Selection) ([
 	return out, problems
 }
 
+// tagged reports whether one of the wanted tags is there, or none is wanted.
+func tagged(have, want []string) bool {
+	return len(want) == 0 || slices.ContainsFunc(want, func(t string) bool { return slices.Contains(have, t) })
+}
+
+// Selects tells whether an experiment's own fields select an eval.
 func Selects(x *assay.Experiment, e *assay.Eval) bool {
 	ok := len(x.Evals) == 0
 	for _, p := range x.Evals {
