@@ -269,12 +269,6 @@ func (b *Box) Run(c Command) (*Proc, error) {
 	return p, nil
 }
 
-func rel(p string) string {
-	if p = strings.TrimPrefix(filepath.Clean("/"+p), "/"); p == "" {
-		return "."
-	}
-	return p
-}
 
 // inNamespace runs start with the machine's namespace of processes for its
 // children.

@@ -17,9 +17,18 @@ type Link interface {
 	// ErrGone is final.
 	Attach(ctx context.Context, from uint64) (io.ReadCloser, error)
 	// Send brings whole frames up; it may return before they arrived. After an
-	// error the frames are sent again, and the daemon drops what it has.
+	// error a new attachment is made, the frames are sent again, and the daemon
+	// drops what it has.
 	Send(ctx context.Context, frames []byte) error
 }
+
+// Staller is a Link that has another way to send. Stalled is called when what
+// was sent has not arrived for StallAfter, before a new attachment is made.
+type Staller interface{ Stalled() }
+
+// StallAfter is how long what was sent may take to arrive. The daemon confirms
+// at once: the exec server never grants more than it takes.
+const StallAfter = 10 * time.Second
 
 // ErrGone is matched by errors that say that the sandbox is no more.
 var ErrGone = errors.New("the sandbox is gone")
@@ -70,6 +79,7 @@ type Tunnel struct {
 	received uint64
 	told     uint64
 	attached bool
+	cut      context.CancelFunc // of the attachment
 	cuts     int
 }
 
@@ -228,6 +238,7 @@ func (t *Tunnel) attach(alive func()) error {
 	defer cancel()
 	t.mu.Lock()
 	from := t.received
+	t.cut = cancel
 	t.mu.Unlock()
 	rc, err := t.link.Attach(ctx, from)
 	if err != nil {
@@ -335,6 +346,8 @@ func (t *Tunnel) confirm(upTo uint64) {
 // up sends what is written.
 func (t *Tunnel) up() {
 	pause := firstPause
+	stall := time.AfterFunc(StallAfter, t.stalled)
+	defer stall.Stop()
 	for {
 		select {
 		case <-t.work:
@@ -353,13 +366,17 @@ func (t *Tunnel) up() {
 			continue
 		}
 		if err := t.link.Send(t.ctx, frames); err != nil {
+			// A part of a frame may have arrived, so the attachment is spent.
+			t.mu.Lock()
+			t.attached = false
+			t.cut()
+			t.mu.Unlock()
 			select {
 			case <-t.ctx.Done():
 				return
 			case <-time.After(pause):
 			}
 			pause = min(2*pause, maxPause)
-			poke(t.work)
 			continue
 		}
 		pause = firstPause
@@ -367,10 +384,25 @@ func (t *Tunnel) up() {
 		t.sent, t.told = max(t.sent, upTo), max(t.told, told)
 		more := t.base+uint64(len(t.pending)) > t.sent
 		t.mu.Unlock()
+		stall.Reset(StallAfter)
 		if more {
 			poke(t.work)
 		}
 	}
+}
+
+// stalled looks whether what was sent arrived.
+func (t *Tunnel) stalled() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.attached || t.sent == t.base {
+		return
+	}
+	if s, ok := t.link.(Staller); ok {
+		s.Stalled()
+	}
+	t.attached = false
+	t.cut()
 }
 
 // batch is everything that is to be sent now, as frames, and the offsets that

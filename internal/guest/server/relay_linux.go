@@ -455,7 +455,8 @@ func (h *holder) empty(serial int, dir string) {
 			if errors.Is(err, io.EOF) && len(frames) > 0 {
 				break
 			}
-			return // not whole yet
+			frames = nil // not whole yet, or never
+			break
 		}
 		for _, f := range frames {
 			if h.take(serial, f) != nil {
