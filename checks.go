@@ -321,6 +321,7 @@ func (t *T) NoChanges() *Assertion {
 
 // ChangedPaths returns what the agent changed so far.
 func (t *T) ChangedPaths(ctx context.Context) ([]record.Row, error) {
+	t.live()
 	rows, _, err := t.host.Changes(ctx, 1, len(t.Turns()))
 	return rows, err
 }

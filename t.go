@@ -49,10 +49,12 @@ type AttemptFacts struct {
 // T drives one attempt: it sends messages to the agent, reads what happened and
 // makes checks. A send that fails, OrStop on a missed check, and Skip end the
 // body at once, like FailNow of package testing; so call them from the body's
-// own goroutine.
+// own goroutine. Sends are served one at a time, whoever makes them. What a body
+// that was given up still does has no effect on the attempt.
 type T struct {
 	host Host
 
+	sending sync.Mutex // held from the start of a send to its end
 	mu         sync.Mutex
 	turns      []*Turn
 	assertions []*Assertion
@@ -78,22 +80,34 @@ func NewT(h Host) *T { return &T{host: h, session: 1} }
 
 // halt ends the body.
 func (t *T) halt(err error) {
-	t.mu.Lock()
-	if t.err == nil {
-		t.err = err
-	}
-	t.mu.Unlock()
+	t.setErr(err)
 	runtime.Goexit()
+}
+
+// live ends the calling goroutine when the attempt no longer waits for the body.
+func (t *T) live() {
+	t.mu.Lock()
+	closed := t.closed
+	t.mu.Unlock()
+	if closed {
+		runtime.Goexit()
+	}
 }
 
 // Send delivers a message in the current session and waits for the agent's
 // turn. An agent that failed at its task gives a Turn with that status; a send
 // that failed ends the body, and the attempt is errored.
 func (t *T) Send(ctx context.Context, text string, files ...string) *Turn {
-	return t.send(ctx, t.session, agent.Input{Text: text, Files: files})
+	t.mu.Lock()
+	session := t.session
+	t.mu.Unlock()
+	return t.send(ctx, session, agent.Input{Text: text, Files: files})
 }
 
 func (t *T) send(ctx context.Context, session int, in agent.Input) *Turn {
+	t.sending.Lock()
+	defer t.sending.Unlock()
+	t.live()
 	t.mu.Lock()
 	concluded := t.concluded
 	in.Turn = len(t.turns) + 1
@@ -106,6 +120,7 @@ func (t *T) send(ctx context.Context, session int, in agent.Input) *Turn {
 	if err != nil {
 		out.Status = ""
 	}
+	t.live()
 	t.mu.Lock()
 	t.turns = append(t.turns, out)
 	t.mu.Unlock()
@@ -118,8 +133,13 @@ func (t *T) send(ctx context.Context, session int, in agent.Input) *Turn {
 // NewSession opens another conversation and makes it the current one. The
 // returned Session stays usable whatever is opened later.
 func (t *T) NewSession() *Session {
+	t.sending.Lock()
+	defer t.sending.Unlock()
+	t.live()
 	n := t.host.NewSession()
+	t.mu.Lock()
 	t.session = n
+	t.mu.Unlock()
 	return &Session{t: t, n: n}
 }
 
@@ -186,6 +206,7 @@ func (EvalSandbox) Stop(context.Context) error {
 // Sandbox gives an eval the sandbox. For a direct agent the body ends with an
 // error that names the agent.
 func (t *T) Sandbox() EvalSandbox {
+	t.live()
 	s := t.host.Sandbox()
 	if s == nil {
 		t.halt(fault.Configf("sandbox-for-direct-agent", "Use an agent that runs in a sandbox, or do not touch t.Sandbox in this eval.", "agent %s runs without a sandbox", t.host.Facts().Agent))
@@ -230,6 +251,9 @@ func (t *T) Group(title string, body func()) {
 // checks look at a sandbox that the agent no longer touches. The engine calls
 // it after the body; a body that runs the hidden tests itself calls it before.
 func (t *T) Conclude(ctx context.Context) {
+	t.sending.Lock()
+	defer t.sending.Unlock()
+	t.live()
 	t.mu.Lock()
 	done := t.concluded
 	t.concluded = true

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"assay/agent"
@@ -25,9 +27,13 @@ type host struct {
 	sent     []agent.Input
 	sessions int
 	ended    int
+	onSend   func() // during each send
 }
 
 func (h *host) Send(_ context.Context, _ int, in agent.Input) (agent.Turn, error) {
+	if h.onSend != nil {
+		h.onSend()
+	}
 	h.sent = append(h.sent, in)
 	if h.err != nil {
 		return agent.Turn{}, h.err
@@ -349,5 +355,74 @@ func TestFoldOfVerdicts(t *testing.T) {
 		if got := tt.a.Fold(); got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}
+	}
+}
+
+func TestSendsOfManyGoroutinesAreServedOneByOne(t *testing.T) {
+	const n = 8
+	inside, most := 0, 0 // the race detector finds two sends at once, too
+	h := &host{turns: make([]agent.Turn, n), coverage: complete, onSend: func() {
+		inside++
+		most = max(most, inside)
+		runtime.Gosched()
+		inside--
+	}}
+	out, _ := drive(t, h, func(ctx context.Context, at *T) error {
+		var wg sync.WaitGroup
+		for range n {
+			wg.Go(func() { at.NewSession().Send(ctx, "go") })
+		}
+		wg.Wait()
+		return nil
+	})
+	if most != 1 || len(out.Turns) != n || h.sessions != n {
+		t.Fatalf("%d sends at once, %d turns, %d sessions", most, len(out.Turns), h.sessions)
+	}
+	for i, in := range h.sent {
+		if in.Turn != i+1 || out.Turns[i].Number != i+1 {
+			t.Errorf("send %d has the number %d, its turn %d", i+1, in.Turn, out.Turns[i].Number)
+		}
+	}
+}
+
+// A body that ignores the end of its context is given up; what it still does
+// reaches neither the engine nor the outcome.
+func TestABodyThatWasGivenUpHasNoEffect(t *testing.T) {
+	for name, late := range map[string]func(context.Context, *T){
+		"send":     func(ctx context.Context, at *T) { at.Send(ctx, "late") },
+		"session":  func(_ context.Context, at *T) { at.NewSession() },
+		"conclude": func(ctx context.Context, at *T) { at.Conclude(ctx) },
+		"sandbox":  func(_ context.Context, at *T) { at.Sandbox() },
+		"changes":  func(ctx context.Context, at *T) { _, _ = at.ChangedPaths(ctx) },
+		"skip":     func(_ context.Context, at *T) { at.Skip("late") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &host{turns: make([]agent.Turn, 2)}
+			at := NewT(h)
+			patience, release, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			ctx, cancel := context.WithCancelCause(t.Context())
+			reached := false
+			out := at.RunBody(ctx, func(ctx context.Context, at *T) error {
+				defer close(ended)
+				at.Send(ctx, "in time")
+				cancel(errors.New("time is over"))
+				close(patience)
+				<-release
+				late(ctx, at)
+				reached = true
+				return nil
+			}, patience)
+			close(release)
+			<-ended
+			if reached {
+				t.Error("the call returned")
+			}
+			if len(out.Turns) != 1 || len(h.sent) != 1 || h.sessions != 0 || h.ended != 0 || out.Skip != "" || out.Err == nil || out.Err.Error() != "time is over" {
+				t.Errorf("outcome %+v, host %+v", out, h)
+			}
+			if again := at.Turns(); len(again) != 1 {
+				t.Errorf("%d turns", len(again))
+			}
+		})
 	}
 }
