@@ -115,9 +115,9 @@ type Eval struct {
 	// the host folder SolutionDir beside it in $SOLUTION_DIR.
 	Solution    *sandbox.Command
 	SolutionDir string
-	Teardown []sandbox.Command
-	Diff     DiffRules
-	Metadata map[string]any
+	Teardown    []sandbox.Command
+	Diff        DiffRules
+	Metadata    map[string]any
 	// Test drives the agent and checks what it did. It returns an error only
 	// when it could not do its work; the attempt is errored then.
 	Test func(ctx context.Context, t *T) error

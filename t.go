@@ -54,7 +54,7 @@ type AttemptFacts struct {
 type T struct {
 	host Host
 
-	sending sync.Mutex // held from the start of a send to its end
+	sending    sync.Mutex // held from the start of a send to its end
 	mu         sync.Mutex
 	turns      []*Turn
 	assertions []*Assertion
