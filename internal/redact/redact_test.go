@@ -225,3 +225,32 @@ func TestRawThatIsNoJSONStaysValid(t *testing.T) {
 		t.Errorf("%s, %v", b, err)
 	}
 }
+
+// Texts are cut in many places before they come to be masked. What is left of a
+// secret beside the mark of a cut is found at every place of the cut.
+func TestNoHalfOfASecretStaysBesideACut(t *testing.T) {
+	const key = "sk-proj-0123456789abcdefghij"
+	r := New(key)
+	for _, mark := range []string{"…", " … ", "\n[4711 bytes dropped]\n", "…[12 bytes cut]…"} {
+		for at := range len(key) + 1 {
+			doc := []string{"with " + key[:at] + mark + key[at:] + " done"}
+			Value(r, &doc)
+			head, tail, ok := strings.Cut(doc[0], mark)
+			if !ok {
+				t.Fatalf("the mark is gone: %q", doc[0])
+			}
+			if at >= halfLength && !strings.HasSuffix(head, Mask) || strings.Contains(head, "sk-pro") {
+				t.Errorf("cut at %d: %q", at, doc[0])
+			}
+			if len(key)-at >= halfLength && !strings.HasPrefix(tail, Mask) || strings.Contains(tail, "efghij") {
+				t.Errorf("cut at %d: %q", at, doc[0])
+			}
+		}
+	}
+	for _, text := range []string{"sk-proj is a prefix", "plain … text", "10 bytes dropped", "abc…", "…"} {
+		doc := []string{text}
+		if Value(r, &doc); doc[0] != text {
+			t.Errorf("%q became %q", text, doc[0])
+		}
+	}
+}
