@@ -46,11 +46,7 @@ func CheckAll(ctx context.Context, envs []*plan.Environment, sink event.Sink) er
 		}
 		seen[e.Provider] = true
 		sink(event.Check{Provider: e.Info.Kind, Status: event.Started})
-		err := retry(ctx, e.Provider, func(ctx context.Context) error {
-			ctx, cancel := fault.WithTimeout(ctx, "check-limit", CheckLimit, "built-in")
-			defer cancel()
-			return within(ctx, e.Provider.Check)
-		})
+		err := retry(ctx, e.Provider, func(ctx context.Context) error { return within(ctx, e.Provider.Check) })
 		if err == nil {
 			sink(event.Check{Provider: e.Info.Kind, Status: event.Done})
 			continue
@@ -66,21 +62,35 @@ func CheckAll(ctx context.Context, envs []*plan.Environment, sink event.Sink) er
 	return errors.Join(errs...)
 }
 
-// within returns when f does or when ctx ends, whichever comes first.
+// within runs one check of a provider. It returns when the check does or when
+// its limit ends, whichever comes first: a provider that does not answer is left
+// behind, and one that gives up with its context did not answer either.
 func within(ctx context.Context, f func(context.Context) error) error {
+	limited, cancel := fault.WithTimeout(ctx, "check-limit", CheckLimit, "built-in")
+	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				done <- &fault.Error{Code: "panic", What: fmt.Sprintf("panic while the provider was checked: %v", p)}
+			}
+		}()
+		done <- f(limited)
+	}()
+	var err error
 	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
+	case err = <-done:
+	case <-limited.Done():
+		select {
+		case err = <-done:
+		case <-time.After(500 * time.Millisecond):
+			err = fault.Cause(limited)
+		}
 	}
-	select {
-	case err := <-done:
+	if err == nil || limited.Err() == nil || ctx.Err() != nil {
 		return err
-	case <-time.After(500 * time.Millisecond):
-		return &fault.Error{Class: fault.Config, Code: "sandbox.check-timeout", What: "the provider did not answer", Fix: "See whether the engine or service is up, and run `assay doctor`.", Err: fault.Cause(ctx)}
 	}
+	return &fault.Error{Class: fault.Config, Code: "sandbox.check-timeout", What: "the provider did not answer", Fix: "See whether the engine or service is up, and run `assay doctor`.", Err: err}
 }
 
 // retry repeats a step that fails transiently, after 2 s and after 8 s.
@@ -181,7 +191,7 @@ func (o *Oven) PrepareAll(ctx context.Context, envs []*plan.Environment) {
 }
 
 func (o *Oven) bake(ctx context.Context, env *plan.Environment) (res Result) {
-	ev := event.Prepare{Key: string(env.Key), Provider: env.Info.Kind, Label: env.Label(), Status: event.Started, Levels: env.Levels}
+	ev := event.Prepare{Key: string(env.Key), Provider: env.Info.Kind, Label: env.Start(), Status: event.Started, Levels: env.Levels}
 	o.sink(ev)
 	s := &steps{p: env.Provider, tell: func(stage, progress string) {
 		ev := ev
@@ -207,7 +217,7 @@ func (o *Oven) bake(ctx context.Context, env *plan.Environment) (res Result) {
 	if stage == "" {
 		stage = s.last
 	}
-	res.Err = &fault.Error{Class: j.Class, Code: "sandbox.prepare-failed", Stage: "prepare", Fix: j.Fix, What: "prepare the sandbox " + env.Label(), Err: err}
+	res.Err = &fault.Error{Class: j.Class, Code: "sandbox.prepare-failed", Stage: "prepare", Fix: j.Fix, What: "prepare " + env.Label(), Err: err}
 	headline := fmt.Sprintf("%s could not be prepared (%s at %s)", env.Label(), class(j), stage)
 	res.Info = &record.PrepareError{Headline: headline, Stage: stage, Class: j.Class.String(), Cause: sandbox.Tail(err.Error(), 1000), Levels: env.Levels}
 	ev.Status, ev.Stage, ev.Class, ev.Headline, ev.Message = event.Broken, stage, j.Class.String(), headline, res.Info.Cause

@@ -124,10 +124,19 @@ type Prior interface {
 	Latest(ref.Slot) *record.Attempt
 }
 
-// Label names the start point for people, such as "docker node:24-slim".
-func (e *Environment) Label() string {
+// Start names the start point within its provider, such as "node:24-slim"; ""
+// where the provider has only one.
+func (e *Environment) Start() string {
 	if n, ok := e.Template.Spec.(interface{ Label() string }); ok {
-		return e.Info.Kind + " " + n.Label()
+		return n.Label()
+	}
+	return ""
+}
+
+// Label names the start point with its provider, such as "docker node:24-slim".
+func (e *Environment) Label() string {
+	if start := e.Start(); start != "" {
+		return e.Info.Kind + " " + start
 	}
 	return e.Info.Kind
 }

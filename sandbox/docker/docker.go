@@ -50,6 +50,9 @@ type Spec struct {
 	Guest string `yaml:"guest,omitempty" json:"guest,omitempty"`
 }
 
+// Label names the start point for people.
+func (s Spec) Label() string { return s.Image }
+
 // Image returns a layer that starts from an image on Docker. The image is pulled
 // when it is missing.
 func Image(image string) sandbox.Layer {

@@ -60,6 +60,9 @@ type Spec struct {
 	Script string `yaml:"script,omitempty" json:"script,omitempty"`
 }
 
+// Label names the start point for people.
+func (s Spec) Label() string { return s.Script }
+
 // Template returns the start point of the provider's sandboxes.
 func (p *Provider) Template() sandbox.Template {
 	return sandbox.Template{Provider: p, Spec: p.script}

@@ -56,6 +56,9 @@ func (p *Provider) Template(dir, base string) sandbox.Template {
 	return sandbox.Template{Provider: p, Spec: Spec{Dir: dir}, Dir: base}
 }
 
+// Label names the start point for people.
+func (s Spec) Label() string { return s.Dir }
+
 // Layer returns a layer that starts from the directory dir, "" being the root
 // of the git repository around the current directory.
 func Layer(dir string) sandbox.Layer {
