@@ -64,12 +64,21 @@ func (c *Client) Put(ctx context.Context, dir string, archive io.Reader, o PutOp
 	var r wire.TransferReply
 	select {
 	case err = <-sent:
-	case <-s.Replied(): // refused early
-		stop()
+	case <-s.Replied(): // refused early, or done
 		if err := c.decode(s, &r, &r.Result); err != nil {
 			return Transfer{}, err
 		}
-		return Transfer{}, gone("put", wire.ErrProtocol)
+		// A guest that is done has seen the end of the archive: the sender is
+		// about to say that it has sent that.
+		select {
+		case err = <-sent:
+		case <-time.After(c.confirm):
+			err = wire.ErrProtocol
+		}
+		if err != nil {
+			return Transfer{}, gone("put", err)
+		}
+		return Transfer{Entries: r.Entries, Bytes: r.Bytes}, nil
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}

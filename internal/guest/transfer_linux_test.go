@@ -472,3 +472,14 @@ func TestPutManyFiles(t *testing.T) {
 		t.Errorf("got %+v, %v", back, err)
 	}
 }
+
+// The guest's answer may arrive before the sender has said that it is done.
+func TestPutsThatAreAnsweredAtOnce(t *testing.T) {
+	g := guesttest.Start(t, false)
+	dir := t.TempDir()
+	for range 2000 {
+		if _, err := g.Put(t.Context(), dir, bytes.NewReader(make([]byte, 1024)), guest.PutOptions{UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
