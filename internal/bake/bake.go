@@ -154,7 +154,7 @@ type Oven struct {
 }
 
 type entry struct {
-	once sync.Once
+	done chan struct{} // closed when res is there
 	res  Result
 }
 
@@ -167,17 +167,19 @@ func New(sink event.Sink) *Oven {
 // Later calls, also after a failure, get the same result.
 func (o *Oven) Prepare(ctx context.Context, env *plan.Environment) Result {
 	o.mu.Lock()
-	e := o.done[env]
-	if e == nil {
-		e = &entry{}
+	e, known := o.done[env]
+	if !known {
+		e = &entry{done: make(chan struct{})}
 		o.done[env] = e
 	}
 	o.mu.Unlock()
-	e.once.Do(func() {
+	if !known {
 		o.width <- struct{}{}
-		defer func() { <-o.width }()
 		e.res = o.bake(ctx, env)
-	})
+		<-o.width
+		close(e.done)
+	}
+	<-e.done
 	return e.res
 }
 
