@@ -188,11 +188,18 @@ func (a Agent) Setup(ctx context.Context, s *agent.Session) error {
 	if len(a.MCPServers) > 0 {
 		servers := map[string]any{}
 		for _, m := range a.MCPServers {
+			// A field that is null makes the CLI drop the server without a word.
+			d := map[string]any{"type": "stdio", "command": m.Command, "args": slices.Concat([]string{}, m.Args)}
 			if m.URL != "" {
-				servers[m.Name] = map[string]any{"type": "http", "url": m.URL, "headers": m.Headers}
-			} else {
-				servers[m.Name] = map[string]any{"type": "stdio", "command": m.Command, "args": slices.Concat([]string{}, m.Args), "env": m.Env}
+				d = map[string]any{"type": "http", "url": m.URL}
 			}
+			if len(m.Env) > 0 {
+				d["env"] = m.Env
+			}
+			if len(m.Headers) > 0 {
+				d["headers"] = m.Headers
+			}
+			servers[m.Name] = d
 			items = append(items, coding.Item{Kind: "mcp", Name: m.Name})
 		}
 		doc["mcpServers"] = servers
@@ -338,10 +345,10 @@ func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agen
 	return turn, err
 }
 
-func (a Agent) declared() map[string]bool {
-	names := map[string]bool{}
+func (a Agent) declared() []string {
+	names := make([]string, 0, len(a.MCPServers))
 	for _, m := range a.MCPServers {
-		names[m.Name] = true
+		names = append(names, m.Name)
 	}
 	return names
 }

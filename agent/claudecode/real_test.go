@@ -1,12 +1,8 @@
 package claudecode
 
 import (
-	"context"
-	"errors"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -33,34 +29,20 @@ func real(t *testing.T, change func(*Agent)) *codingtest.Trial {
 
 func TestRealTurns(t *testing.T) {
 	tr := real(t, nil)
-	turn := tr.Turn("Please write hello.")
-	if turn.Status != agent.Completed || turn.Message != "Wrote hello.txt." || turn.StopReason != "end_turn" {
-		t.Errorf("turn = %q %q %q", turn.Status, turn.Message, turn.StopReason)
-	}
-	if got := codingtest.Tools(turn); !slices.Equal(got, []string{"write completed"}) {
-		t.Errorf("tools = %q", got)
-	}
+	tr.Turns([]codingtest.Want{
+		{Text: "Please write hello.", Message: "Wrote hello.txt.", Tools: []string{"write completed"}, Input: 800, Output: 68},
+		// The conversation goes on, and what it costs is counted once.
+		{Text: "count", Message: "You said 2 things.", Tools: nil, Input: 400, Output: 34},
+		{Text: "parallel and fail", Message: "Both ran.", Tools: []string{"bash failed", "bash completed"}, Input: 800, Output: 68},
+		{Text: "unknown tool", Message: "gave up", Tools: []string{"nonsense failed"}, Input: 0, Output: 0},
+	})
 	if body, err := tr.Box.ReadText(t.Context(), "hello.txt"); err != nil || body != "hi\n" {
 		t.Errorf("hello.txt = %q, %v", body, err)
 	}
-	if u := turn.Usage; u == nil || *u.InputTokens != 800 || *u.CacheReadTokens != 1600 || *u.OutputTokens != 68 || u.CostUSD == nil {
-		t.Errorf("usage of two calls = %+v", u)
-	}
-	// The conversation goes on, and what it costs is counted once.
-	turn = tr.Turn("count")
-	if turn.Message != "You said 2 things." {
-		t.Errorf("second turn = %q", turn.Message)
-	}
-	if u := turn.Usage; u == nil || *u.InputTokens != 400 || *u.OutputTokens != 34 {
-		t.Errorf("usage of the second turn = in %d out %d", *u.InputTokens, *u.OutputTokens)
-	}
-	if turn = tr.Turn("parallel and fail"); !slices.Equal(codingtest.Tools(turn), []string{"bash failed", "bash completed"}) {
-		t.Errorf("tools = %q", codingtest.Tools(turn))
-	}
-	// A new session knows nothing of it.
+	// A new session knows nothing of it; a message is never read as a flag.
 	fresh, err := tr.Send(t.Context(), tr.NewSession(), "--help count")
-	if err != nil || fresh.Message != "You said 1 things." {
-		t.Errorf("new session = %q, %v", fresh.Message, err)
+	if err != nil || fresh.Message != "You said 1 things." || fresh.Usage.CostUSD == nil {
+		t.Errorf("new session = %q, %+v, %v", fresh.Message, fresh.Usage, err)
 	}
 	if codes := tr.Notes.Codes(); len(codes) > 0 {
 		t.Errorf("diagnostics %q", codes)
@@ -69,31 +51,17 @@ func TestRealTurns(t *testing.T) {
 
 func TestRealFailures(t *testing.T) {
 	tr := real(t, nil)
-	for _, c := range []struct {
-		text, code string
-		class      fault.Class
-		acceptance agent.Acceptance
-	}{
-		{"e401", "agent-auth", fault.Config, agent.Rejected},
-		{"e404", "agent-model-unknown", fault.Config, agent.Rejected},
-		{"e429", "agent-rate-limited", fault.Transient, agent.Rejected},
-		{"e500", "agent-service-failed", fault.Transient, agent.Rejected},
-		{"e529", "agent-overloaded", fault.Transient, agent.Rejected},
-		{"quota", "agent-quota", fault.Config, agent.Rejected},
-		{"cut stream", "agent-stream-cut", fault.Transient, agent.Rejected},
-		{"work then cut", "agent-stream-cut", fault.Transient, agent.Started},
-	} {
-		t.Run(strings.ReplaceAll(c.text, " ", "-"), func(t *testing.T) {
-			turn, err := tr.Send(t.Context(), tr.NewSession(), c.text)
-			var se *agent.SendError
-			if !errors.As(err, &se) {
-				t.Fatalf("turn %+v, error %v; want a failed send", turn, err)
-			}
-			if fault.CodeOf(err) != c.code || fault.ClassOf(err) != c.class || se.Acceptance != c.acceptance {
-				t.Errorf("%s %s %s: %v; want %s %s %s", fault.CodeOf(err), fault.ClassOf(err), se.Acceptance, err, c.code, c.class, c.acceptance)
-			}
-		})
-	}
+	tr.Failures([]codingtest.Failed{
+		{Text: "e401", Code: "agent-auth", Class: fault.Config, Acceptance: agent.Rejected},
+		{Text: "e404", Code: "agent-model-unknown", Class: fault.Config, Acceptance: agent.Rejected},
+		{Text: "e429", Code: "agent-rate-limited", Class: fault.Transient, Acceptance: agent.Rejected},
+		{Text: "e500", Code: "agent-service-failed", Class: fault.Transient, Acceptance: agent.Rejected},
+		{Text: "e529", Code: "agent-overloaded", Class: fault.Transient, Acceptance: agent.Rejected},
+		{Text: "quota", Code: "agent-quota", Class: fault.Config, Acceptance: agent.Rejected},
+		{Text: "cut stream", Code: "agent-stream-cut", Class: fault.Transient, Acceptance: agent.Rejected},
+		{Text: "stream error", Code: "agent-stream-cut", Class: fault.Transient, Acceptance: agent.Rejected},
+		{Text: "work then cut", Code: "agent-stream-cut", Class: fault.Transient, Acceptance: agent.Started},
+	})
 	turn, err := tr.Send(t.Context(), tr.NewSession(), "e429once")
 	if err != nil || turn.Message != "after retry" {
 		t.Errorf("one 429: %q, %v", turn.Message, err)
@@ -105,68 +73,22 @@ func TestRealFailures(t *testing.T) {
 }
 
 func TestRealLimits(t *testing.T) {
-	tr := real(t, func(a *Agent) { a.MaxTurns = 2 })
+	tr := real(t, func(a *Agent) { a.MaxTurns, a.StallTimeout = 2, 15*time.Second })
 	turn := tr.Turn("loop")
 	if turn.Status != agent.Failed || turn.StopReason != "max_turns" {
 		t.Errorf("turn = %s %s", turn.Status, turn.StopReason)
 	}
-}
-
-// TestRealSilence: a model that never answers is ended by the limit of silence,
-// a tool that never ends by the end of the context, with its children.
-func TestRealSilence(t *testing.T) {
-	tr := real(t, func(a *Agent) { a.StallTimeout = 3 * time.Second })
-	_, err := tr.Send(t.Context(), tr.Session, "silence")
+	_, err := tr.Send(t.Context(), tr.NewSession(), "silence")
 	if fault.CodeOf(err) != "agent-stalled" || fault.ClassOf(err) != fault.Transient {
 		t.Errorf("silence: %v", err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() {
-		_, err := tr.Send(ctx, tr.NewSession(), "hang tool")
-		done <- err
-	}()
-	await(t, filepath.Join(tr.Box.Workdir(), "started"), done)
-	cancel()
-	if err := <-done; fault.ClassOf(err) != fault.Canceled {
-		t.Errorf("canceled: %v", err)
-	}
-	if out, err := tr.Box.RunShell(t.Context(), "pgrep -fx 'tail -f /dev/null' | while read p; do [ \"$(readlink /proc/$p/cwd)\" = \"$PWD\" ] && echo $p; done; true"); err != nil || out.Stdout != "" {
-		t.Errorf("left behind: %q, %v", out.Stdout, err)
-	}
-}
-
-// await returns when a file is there, or fails when the send ended first.
-func await(t *testing.T, file string, done <-chan error) {
-	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if _, err := os.Stat(file); err == nil {
-			return
-		}
-		select {
-		case err := <-done:
-			t.Fatalf("the send ended before %s was there: %v", file, err)
-		case <-tick.C:
-		}
-	}
+	tr.Cancel()
 }
 
 func TestRealExtensions(t *testing.T) {
 	testreq.Need(t, "node")
 	dir := t.TempDir()
-	put := func(name, body string) {
-		t.Helper()
-		p := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(p, []byte(body), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	put := func(name, body string) { codingtest.Put(t, dir, name, body) }
 	put("echo.js", codingtest.EchoServer)
 	put("skills/greet/SKILL.md", "---\nname: greet\ndescription: How to greet.\n---\nSay hello.\n")
 	put("market/.claude-plugin/marketplace.json", `{"name":"shop","owner":{"name":"o"},"plugins":[{"name":"fmt","source":"./fmt","version":"1.2.3"}]}`)
@@ -181,11 +103,8 @@ func TestRealExtensions(t *testing.T) {
 		a.SettingsFile = "settings.json"
 		a.PostSetup = []string{`test -n "$CLAUDE_CONFIG_DIR"`}
 	})
-	turn := tr.Turn("mcp echo")
-	if got := codingtest.Tools(turn); !slices.Equal(got, []string{"mcp__echo__say completed"}) {
-		t.Errorf("tools = %q", got)
-	}
-	turn = tr.Turn("load skill")
+	tr.Turns([]codingtest.Want{{Text: "mcp echo", Message: "echoed", Tools: []string{"mcp__echo__say completed"}}})
+	turn := tr.Turn("load skill")
 	if !slices.ContainsFunc(turn.Events, func(e agent.Event) bool { return e.Type == agent.SkillLoaded && e.Name == "greet" }) {
 		t.Errorf("no skill was loaded: %q", codingtest.Tools(turn))
 	}
@@ -193,6 +112,16 @@ func TestRealExtensions(t *testing.T) {
 	at := slices.IndexFunc(items, func(i coding.Item) bool { return i.Kind == "plugin" })
 	if at < 0 || items[at].Name != "fmt@shop" || items[at].Version != "1.2.3" || items[at].Digest == "" {
 		t.Errorf("manifest = %+v", items)
+	}
+}
+
+// TestRealBrokenServer: an agent without a server that was declared for it is
+// not the agent under test.
+func TestRealBrokenServer(t *testing.T) {
+	tr := real(t, func(a *Agent) { a.MCPServers = []coding.MCPServer{{Name: "echo", Command: "false"}} })
+	_, err := tr.Send(t.Context(), tr.Session, "count")
+	if fault.CodeOf(err) != "agent-mcp-failed" || fault.ClassOf(err) != fault.Config {
+		t.Errorf("broken server: %s %s %v", fault.CodeOf(err), fault.ClassOf(err), err)
 	}
 }
 

@@ -16,7 +16,7 @@ type parser struct {
 	script    *coding.Transcript
 	sessionID string
 
-	servers  map[string]bool // MCP servers that must connect
+	servers  []string // MCP servers that must connect
 	abort    error
 	results  []result
 	answered bool   // the model said something since it was last asked
@@ -25,7 +25,7 @@ type parser struct {
 	skills   map[string]string // call → skill
 }
 
-func newParser(servers map[string]bool) *parser {
+func newParser(servers []string) *parser {
 	return &parser{script: &coding.Transcript{}, servers: servers, rejected: map[string]bool{}, skills: map[string]string{}}
 }
 
@@ -126,9 +126,16 @@ func (p *parser) Line(raw []byte) {
 func (p *parser) system(l line, raw []byte) {
 	switch l.Subtype {
 	case "init":
+		status := map[string]string{}
 		for _, m := range l.Servers {
-			if p.servers[m.Name] && m.Status != "connected" && m.Status != "pending" && p.abort == nil {
-				p.abort = &fault.Error{Class: fault.Config, Code: "agent-mcp-failed", What: "the MCP server " + m.Name + " is " + m.Status, Fix: "See whether its command runs in the sandbox, or its address can be reached from there."}
+			status[m.Name] = m.Status
+		}
+		for _, name := range p.servers {
+			if at := status[name]; at != "connected" && p.abort == nil {
+				if at == "" {
+					at = "not known to the CLI"
+				}
+				p.abort = &fault.Error{Class: fault.Config, Code: "agent-mcp-failed", What: "the MCP server " + name + " is " + at, Fix: "See whether its command runs in the sandbox, or its address can be reached from there."}
 			}
 		}
 	case "compact_boundary":

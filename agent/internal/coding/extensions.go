@@ -58,15 +58,18 @@ type Plugin struct {
 	Marketplace Source `yaml:"marketplace" json:"marketplace" doc:"Where the marketplace is."`
 }
 
-var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+var (
+	plainName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+	serverName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+)
 
 // CheckMCP finds servers that cannot be declared to an agent.
 func CheckMCP(servers []MCPServer) error {
 	seen := map[string]bool{}
 	for _, m := range servers {
 		switch {
-		case !plainName.MatchString(m.Name):
-			return fault.Configf("agent-mcp-name", "Use letters, digits, '.', '_' and '-'.", "the MCP server has the name %q", m.Name)
+		case !serverName.MatchString(m.Name):
+			return fault.Configf("agent-mcp-name", "Use letters, digits, '_' and '-'.", "the MCP server has the name %q", m.Name)
 		case seen[m.Name]:
 			return fault.Configf("agent-mcp-name", "Give each server a name of its own.", "two MCP servers have the name %q", m.Name)
 		case (m.Command == "") == (m.URL == ""):

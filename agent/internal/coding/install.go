@@ -64,7 +64,7 @@ type Found struct {
 const probe = `id -u
 uname -m
 if ls /lib/ld-musl-* >/dev/null 2>&1; then echo musl; else echo glibc; fi
-for c in "$(command -v "$1")" "$2/$3" "$2/node_modules/.bin/$1"; do
+for c in "$(command -v "$1")" "$2/$3" "$2/$4" "$2/node_modules/.bin/$1"; do
   [ -n "$c" ] && [ -x "$c" ] || continue
   v=$(CI=1 "$c" --version </dev/null 2>/dev/null | head -n 1) || continue
   p=$(readlink -f "$c" 2>/dev/null) || p=$c
@@ -98,17 +98,19 @@ func (c CLI) probe(ctx context.Context, s *agent.Session) (probed, error) {
 		return probed{}, err
 	}
 	p := probed{uid: strings.TrimSpace(who.Stdout)}
-	program := "absent"
-	if c.Native != nil {
-		if _, at, ok := c.Native(Machine{Arch: "x64"}); ok {
-			program = at
+	programs := []string{"absent", "absent"} // where a staged one would be
+	for i, arch := range []string{"x64", "arm64"} {
+		if c.Native != nil {
+			if _, at, ok := c.Native(Machine{Arch: arch}); ok {
+				programs[i] = at
+			}
 		}
 	}
 	shell, err := s.Sandbox.Shell(ctx)
 	if err != nil {
 		return probed{}, err
 	}
-	argv := append(shell, "-c", probe, "sh", c.Command, c.dir(p.uid), program)
+	argv := append(shell, "-c", probe, "sh", c.Command, c.dir(p.uid), programs[0], programs[1])
 	res, err := s.Sandbox.RunCommandOrThrow(ctx, argv, sandbox.CommandOptions{Timeout: probeLimit, Label: "probe for " + c.Command})
 	if err != nil {
 		return probed{}, err

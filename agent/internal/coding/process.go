@@ -84,10 +84,14 @@ func Run(ctx context.Context, s *agent.Session, p Process, parser Parser) Ran {
 	case err == nil:
 		code := res.Code
 		out.Exit = &code
-	case errors.Is(context.Cause(ctx), errForced) && s.Sandbox.Unusable() == nil:
+	case errors.Is(w.why, errForced) && s.Sandbox.Unusable() == nil:
 		out.Forced = true
 	default:
 		out.Err = err
+		if own := (*fault.Error)(nil); errors.As(w.why, &own) {
+			// Why it was ended comes before what came of ending it.
+			out.Err = &fault.Error{Class: own.Class, Code: own.Code, Fix: own.Fix, Err: err}
+		}
 	}
 	return out
 }
@@ -102,6 +106,15 @@ type watch struct {
 	timer        *time.Timer
 	last         time.Time
 	over         bool
+	why          error // why the watch itself ended the process
+}
+
+// kill ends the process. It is called with the lock held.
+func (w *watch) kill(why error) {
+	if w.why == nil {
+		w.why = why
+		w.cancel(why)
+	}
 }
 
 // Write reads what the agent printed.
@@ -110,7 +123,7 @@ func (w *watch) Write(p []byte) (int, error) {
 	defer w.mu.Unlock()
 	n, err := w.lines.Write(p)
 	if why := w.parser.Abort(); why != nil {
-		w.cancel(why)
+		w.kill(why)
 	}
 	w.last = time.Now()
 	if w.parser.Ended() {
@@ -151,11 +164,11 @@ func (w *watch) fire() {
 	case quiet < limit:
 		w.arm(limit - quiet)
 	case w.parser.Ended():
-		w.cancel(errForced)
+		w.kill(errForced)
 	case w.parser.Script().Running():
 		w.arm(limit) // a tool may be silent for as long as it likes
 	default:
-		w.cancel(&fault.Error{Class: fault.Transient, Code: "agent-stalled", What: fmt.Sprintf("the agent said nothing for %s while no tool ran", w.stall), Fix: "See whether the model's service answers; raise stallTimeout if it is slow.", Err: &fault.Timeout{Limit: "agent-stall", Value: w.stall, Layer: "agent"}})
+		w.kill(&fault.Error{Class: fault.Transient, Code: "agent-stalled", What: fmt.Sprintf("the agent said nothing for %s while no tool ran", w.stall), Fix: "See whether the model's service answers; raise stallTimeout if it is slow.", Err: &fault.Timeout{Limit: "agent-stall", Value: w.stall, Layer: "agent"}})
 	}
 }
 

@@ -44,7 +44,7 @@ func Conclude(s *agent.Session, name string, normal agent.Coverage, ran Ran, t *
 	if ran.OOM {
 		return fail(&fault.Error{Class: fault.Resource, Code: "oom", What: "the agent was ended because memory ran out", Fix: "Raise `resources: {memory: …}` of the sandbox."})
 	}
-	if ran.Err != nil && !(end.Said && end.Service == nil && fault.CodeOf(ran.Err) == "") {
+	if ran.Err != nil {
 		return fail(ran.Err)
 	}
 	if end.Service != nil {

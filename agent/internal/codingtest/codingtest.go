@@ -14,6 +14,7 @@ import (
 
 	"assay/agent"
 	"assay/fault"
+	"assay/internal/guest/guesttest"
 	"assay/internal/modeltest"
 	"assay/internal/testreq"
 	"assay/ref"
@@ -57,7 +58,7 @@ func Model(t *testing.T, script string) (*modeltest.Server, string) {
 // Box is a sandbox on this machine with an empty workdir.
 func Box(t *testing.T) *sandbox.Sandbox {
 	t.Helper()
-	p := &local.Provider{}
+	p := &local.Provider{Guest: guesttest.Build(t)}
 	d, err := p.Create(t.Context(), sandbox.CreateRequest{Template: p.Template(t.TempDir(), ""), Notes: sandbox.Quiet{}, Owner: sandbox.Owner{Token: ref.New()}})
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,120 @@
+package codingtest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"assay/agent"
+	"assay/fault"
+)
+
+// Failed is a message whose answer must be a failed send.
+type Failed struct {
+	Text, Code string
+	Class      fault.Class
+	Acceptance agent.Acceptance
+}
+
+// Failures sends each message in a conversation of its own.
+func (tr *Trial) Failures(cases []Failed) {
+	for _, c := range cases {
+		tr.T.Run(strings.ReplaceAll(c.Text, " ", "-"), func(t *testing.T) {
+			turn, err := tr.Send(t.Context(), tr.NewSession(), c.Text)
+			var se *agent.SendError
+			if !errors.As(err, &se) {
+				t.Fatalf("turn %+v, error %v; want a failed send", turn, err)
+			}
+			if fault.CodeOf(err) != c.Code || fault.ClassOf(err) != c.Class || se.Acceptance != c.Acceptance {
+				t.Errorf("%s %s %s: %v; want %s %s %s", fault.CodeOf(err), fault.ClassOf(err), se.Acceptance, err, c.Code, c.Class, c.Acceptance)
+			}
+		})
+	}
+}
+
+// Want is what a turn must come to.
+type Want struct {
+	Text    string
+	Message string
+	Tools   []string
+	// Input and Output are the uncached input and the output tokens; 0 is not
+	// looked at.
+	Input, Output int64
+}
+
+// Turns sends messages in the first conversation.
+func (tr *Trial) Turns(wants []Want) {
+	tr.T.Helper()
+	for _, w := range wants {
+		turn := tr.Turn(w.Text)
+		if turn.Status != agent.Completed || turn.Message != w.Message {
+			tr.T.Errorf("%s: %s %q; want %q", w.Text, turn.Status, turn.Message, w.Message)
+		}
+		if got := Tools(turn); !slices.Equal(got, w.Tools) {
+			tr.T.Errorf("%s: tools %q; want %q", w.Text, got, w.Tools)
+		}
+		if w.Input == 0 {
+			continue
+		}
+		if u := turn.Usage; u == nil || *u.InputTokens != w.Input || *u.OutputTokens != w.Output {
+			tr.T.Errorf("%s: usage %+v; want input %d, output %d", w.Text, u, w.Input, w.Output)
+		}
+	}
+}
+
+// Cancel ends a turn whose tool never ends, and needs everything that it
+// started to be gone.
+func (tr *Trial) Cancel() {
+	t := tr.T
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := tr.Send(ctx, tr.NewSession(), "hang tool")
+		done <- err
+	}()
+	await(t, filepath.Join(tr.Box.Workdir(), "started"), done)
+	cancel()
+	if err := <-done; fault.ClassOf(err) != fault.Canceled {
+		t.Errorf("canceled: %v", err)
+	}
+	out, err := tr.Box.RunShell(t.Context(), `for p in /proc/[0-9]*; do [ "$(readlink $p/cwd)" = "$PWD" ] && tr '\0' ' ' < $p/cmdline | grep '^tail -f /dev/null'; done; true`)
+	if err != nil || out.Stdout != "" {
+		t.Errorf("left behind: %q, %v", out.Stdout, err)
+	}
+}
+
+// await returns when a file is there, or fails when the send ended first.
+func await(t *testing.T, file string, done <-chan error) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(file); err == nil {
+			return
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("the send ended before %s was there: %v", file, err)
+		case <-tick.C:
+		}
+	}
+}
+
+// Put writes a file below dir.
+func Put(t *testing.T, dir, name, body string) {
+	t.Helper()
+	p := filepath.Join(dir, name)
+	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p, []byte(body), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
