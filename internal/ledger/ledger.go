@@ -12,8 +12,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -74,7 +77,7 @@ func (l *Ledger) call(ctx context.Context, what string, r snapshot.Request) (sna
 	res, err := snapshot.DecodeResponse(pr)
 	pr.CloseWithError(io.ErrClosedPipe)
 	trackErr := <-done
-	if err != nil && fault.CodeOf(err) == "ledger-protocol" && trackErr != nil {
+	if err != nil && fault.CodeOf(err) == "ledger-protocol" && trackErr != nil && !errors.Is(trackErr, io.ErrClosedPipe) {
 		err = trackErr // the answer broke off because the transport did
 	}
 	if err != nil {
@@ -131,7 +134,8 @@ func (l *Ledger) AfterSend(ctx context.Context, session, turn int) error {
 // round trip.
 func (l *Ledger) Export(ctx context.Context, first, last int) (*record.Diff, error) {
 	l.mu.Lock()
-	windows := append([]snapshot.Window(nil), l.windows[max(first-1, 0):min(last, len(l.windows))]...)
+	last = min(last, len(l.windows))
+	windows := slices.Clone(l.windows[min(max(first-1, 0), max(last, 0)):max(last, 0)])
 	l.mu.Unlock()
 	out := &record.Diff{}
 	if len(windows) == 0 {
@@ -216,10 +220,13 @@ func Union(d *record.Diff) []record.Row {
 	return out
 }
 
+var looksRendered = regexp.MustCompile(`\\x[0-9a-f]{2}`)
+
 // Printable renders a file name that may hold any byte as valid UTF-8: invalid
-// bytes become \xNN, and a backslash is doubled only in names that have some.
+// bytes become \xNN, and backslashes are doubled in names that have some, or
+// that look like such a rendering. Different names stay different.
 func Printable(name string) string {
-	if utf8.ValidString(name) {
+	if utf8.ValidString(name) && !looksRendered.MatchString(name) {
 		return name
 	}
 	var b strings.Builder

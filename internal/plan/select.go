@@ -32,7 +32,9 @@ func selectExperiments(all []assay.Experiment, sel string) ([]*assay.Experiment,
 		return out, nil
 	}
 	s := strings.TrimSuffix(strings.TrimPrefix(path.Clean(strings.ReplaceAll(sel, "\\", "/")), "./"), "/")
+	file := false
 	if ext := path.Ext(s); ext == ".yaml" || ext == ".yml" {
+		file = true
 		s = strings.TrimSuffix(s, ext)
 		if i := strings.LastIndex("/"+s, "/experiments/"); i >= 0 {
 			s = s[i+len("experiments/"):]
@@ -42,9 +44,9 @@ func selectExperiments(all []assay.Experiment, sel string) ([]*assay.Experiment,
 	}
 	dir, base := path.Split(s)
 	if pick(func(id string) bool { return id == s }) ||
-		pick(func(id string) bool { return strings.HasPrefix(id, s+"/") }) ||
-		pick(func(id string) bool { return strings.Contains("/"+id, "/"+s+"/") }) ||
-		pick(func(id string) bool { d, b := path.Split(id); return d == dir && strings.HasPrefix(b, base) }) {
+		!file && (pick(func(id string) bool { return strings.HasPrefix(id, s+"/") }) ||
+			pick(func(id string) bool { return strings.Contains("/"+id, "/"+s+"/") }) ||
+			pick(func(id string) bool { d, b := path.Split(id); return d == dir && strings.HasPrefix(b, base) })) {
 		return out, nil
 	}
 	ids := make([]string, len(all))
@@ -112,6 +114,8 @@ func tagged(have, want []string) bool {
 }
 
 // Selects tells whether an experiment's own fields select an eval.
+// Selects reports whether an experiment's own evals field and function select an
+// eval.
 func Selects(x *assay.Experiment, e *assay.Eval) bool {
 	ok := len(x.Evals) == 0
 	for _, p := range x.Evals {
