@@ -73,16 +73,20 @@ func TestRealFailures(t *testing.T) {
 }
 
 func TestRealLimits(t *testing.T) {
-	tr := real(t, func(a *Agent) { a.MaxTurns, a.StallTimeout = 2, 15*time.Second })
+	tr := real(t, func(a *Agent) { a.MaxTurns = 2 })
 	turn := tr.Turn("loop")
 	if turn.Status != agent.Failed || turn.StopReason != "max_turns" {
 		t.Errorf("turn = %s %s", turn.Status, turn.StopReason)
 	}
+	tr.Cancel()
+}
+
+func TestRealSilence(t *testing.T) {
+	tr := real(t, func(a *Agent) { a.StallTimeout = 20 * time.Second })
 	_, err := tr.Send(t.Context(), tr.NewSession(), "silence")
 	if fault.CodeOf(err) != "agent-stalled" || fault.ClassOf(err) != fault.Transient {
 		t.Errorf("silence: %v", err)
 	}
-	tr.Cancel()
 }
 
 func TestRealExtensions(t *testing.T) {

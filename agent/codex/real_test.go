@@ -76,13 +76,14 @@ func TestRealFailures(t *testing.T) {
 	})
 }
 
-func TestRealLimits(t *testing.T) {
-	tr := real(t, func(a *Agent) { a.StallTimeout = 15 * time.Second })
+func TestRealLimits(t *testing.T) { real(t, nil).Cancel() }
+
+func TestRealSilence(t *testing.T) {
+	tr := real(t, func(a *Agent) { a.StallTimeout = 20 * time.Second })
 	_, err := tr.Send(t.Context(), tr.NewSession(), "silence")
 	if fault.CodeOf(err) != "agent-stalled" || fault.ClassOf(err) != fault.Transient {
 		t.Errorf("silence: %v", err)
 	}
-	tr.Cancel()
 }
 
 func TestRealExtensions(t *testing.T) {

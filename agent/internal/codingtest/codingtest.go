@@ -35,6 +35,7 @@ type Trial struct {
 	Box     *sandbox.Sandbox
 	Session *agent.Session
 	Notes   *Notes
+	driver  sandbox.Driver
 	turns   int
 }
 
@@ -55,23 +56,28 @@ func Model(t *testing.T, script string) (*modeltest.Server, string) {
 	return m, hs.URL
 }
 
-// Box is a sandbox on this machine with an empty workdir.
-func Box(t *testing.T) *sandbox.Sandbox {
-	t.Helper()
-	p := &local.Provider{Guest: guesttest.Build(t)}
-	d, err := p.Create(t.Context(), sandbox.CreateRequest{Template: p.Template(t.TempDir(), ""), Notes: sandbox.Quiet{}, Owner: sandbox.Owner{Token: ref.New()}})
+// Driver is a place on this machine with an empty workdir.
+func Driver(tb testing.TB) sandbox.Driver {
+	tb.Helper()
+	p := &local.Provider{Guest: guesttest.Build(tb)}
+	d, err := p.Create(context.Background(), sandbox.CreateRequest{Template: p.Template(tb.TempDir(), ""), Notes: sandbox.Quiet{}, Owner: sandbox.Owner{Token: ref.New()}})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	box := sandbox.New(d, sandbox.Options{Provider: p})
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		if err := box.Stop(ctx); err != nil {
-			t.Errorf("stop: %v", err)
+		if err := d.Stop(ctx); err != nil {
+			tb.Errorf("stop: %v", err)
 		}
 	})
-	return box
+	return d
+}
+
+// Path puts a folder before PATH.
+func (tr *Trial) Path(dir string) {
+	tr.Box = sandbox.New(tr.driver, sandbox.Options{Path: []string{dir}})
+	tr.Session.Sandbox = tr.Box
 }
 
 // Open makes an agent ready. A CLI that cannot be installed here skips the
@@ -104,7 +110,8 @@ func Open(t *testing.T, a agent.Agent, model string) *Trial {
 // Bare is an attempt with nothing but its sandbox and its first session.
 func Bare(t *testing.T, a agent.Agent, model string) *Trial {
 	t.Helper()
-	tr := &Trial{T: t, Agent: a, Box: Box(t), Notes: &Notes{}}
+	d := Driver(t)
+	tr := &Trial{T: t, Agent: a, driver: d, Box: sandbox.New(d, sandbox.Options{}), Notes: &Notes{}}
 	scratch := "/tmp/.s-" + ref.New()[18:]
 	secrets := map[string]string{}
 	for _, n := range a.Info().SecretEnv {
