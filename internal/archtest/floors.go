@@ -42,13 +42,13 @@ var house = rules{
 	// Imported by tests and by each other only; free to look at any floor.
 	testOnly: []string{
 		"internal/archtest", "internal/testreq", "internal/testimage/...", "internal/testsum",
-		"internal/guest/guesttest", "internal/board/boardtest", "sandbox/sandboxtest", "agent/agenttest",
+		"internal/guest/guesttest", "internal/board/boardtest", "sandbox/sandboxtest", "agent/agenttest", "agent/internal/codingtest",
 	},
 	// Things that few may import.
 	guarded: []guard{
 		{"builtin", []string{"cmd/..."}, "a program that names a provider links only what it names"},
 		{"sandbox/*", []string{"builtin", "examples/...", "bench/..."}, "only builtin names providers"},
-		{"agent/*", []string{"builtin", "examples/...", "bench/..."}, "only builtin names agents"},
+		{"agent/*", []string{"builtin", "examples/...", "bench/...", "agent/..."}, "only builtin names agents"},
 		{"report/*", []string{"internal/cli"}, "only the command line chooses a report"},
 		{"internal/dash", []string{"internal/cli"}, "only the command line chooses a view"},
 		{"internal/plain", []string{"internal/cli"}, "only the command line chooses a view"},
