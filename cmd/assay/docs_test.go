@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,8 +20,7 @@ import (
 // own copy of the quickstart. A line that starts with "$ " is a command, "> "
 // continues its input, and every other line must stand in what the command
 // printed, in any order, because attempts end in any; runs of blanks count as
-// one. A block marked
-// "console docker" needs an engine.
+// one. A block marked "console docker" runs where that kind of sandbox works.
 func TestDocs(t *testing.T) {
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -36,10 +36,7 @@ func TestDocs(t *testing.T) {
 			dir := quickstart(t)
 			for _, b := range blocks {
 				t.Run(fmt.Sprintf("line %d", b.line), func(t *testing.T) {
-					if b.docker {
-						testreq.Docker(t)
-						tagAs(t, "debian:bookworm-slim")
-					}
+					need(t, dir, b.needs)
 					for _, c := range b.commands {
 						c.run(t, dir)
 					}
@@ -51,7 +48,7 @@ func TestDocs(t *testing.T) {
 
 type block struct {
 	line     int
-	docker   bool
+	needs    string // a kind of sandbox that must work here
 	commands []*shellCommand
 }
 
@@ -70,7 +67,7 @@ func consoleBlocks(t *testing.T, file string) (blocks []block) {
 	for i, l := range strings.Split(string(body), "\n") {
 		switch {
 		case open == nil && strings.HasPrefix(l, "```console"):
-			open = &block{line: i + 1, docker: strings.HasSuffix(l, " docker")}
+			open = &block{line: i + 1, needs: strings.TrimSpace(strings.TrimPrefix(l, "```console"))}
 		case open != nil && strings.HasPrefix(l, "```"):
 			blocks = append(blocks, *open)
 			open = nil
@@ -127,6 +124,37 @@ func (c *shellCommand) run(t *testing.T, dir string) {
 	for _, want := range c.want {
 		if !strings.Contains(printed, strings.TrimSpace(blanks.ReplaceAllString(want, " "))) {
 			t.Fatalf("$ %s\nprinted no\n  %s\nbut\n%s", c.script, want, out)
+		}
+	}
+}
+
+// need skips, loudly, where a kind of sandbox does not work.
+func need(t *testing.T, dir, kind string) {
+	t.Helper()
+	switch kind {
+	case "":
+		return
+	case "docker":
+		testreq.Docker(t)
+		tagAs(t, "debian:bookworm-slim")
+		return
+	}
+	cmd := exec.Command(filepath.Join(dir, "bin", "assay"), "doctor", "--json")
+	cmd.Env = append(os.Environ(), "ASSAY_GUEST="+guesttest.Build(t))
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []struct {
+		Name, Detail, Fix string
+		OK                bool
+	}
+	if err := json.Unmarshal(out, &rows); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows {
+		if r.Name == kind && !r.OK {
+			testreq.Missing(t, kind, r.Detail+"; "+r.Fix)
 		}
 	}
 }

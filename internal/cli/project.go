@@ -24,10 +24,13 @@ func (a *app) initCommand() *cobra.Command {
 		Long:    "Make a small project that works: a configuration, one experiment and one eval. Nothing that exists is changed.",
 		Example: "  " + a.w.Name + " init\n  " + a.w.Name + " init my-evals --sandbox docker",
 		Args:    cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(c *cobra.Command, args []string) error {
 			dir := a.dir
 			if len(args) > 0 {
 				dir = args[0]
+			}
+			if o.Sandbox == "" {
+				o.Sandbox = a.firstThatWorks(c.Context(), "native", "docker")
 			}
 			res, err := scaffold.Init(dir, o)
 			if err != nil {
@@ -51,9 +54,27 @@ func (a *app) initCommand() *cobra.Command {
 			return a.wrote(err)
 		},
 	}
-	c.Flags().StringVar(&o.Sandbox, "sandbox", "", "the first experiment's sandbox: "+strings.Join(scaffold.Sandboxes(), ", "))
+	c.Flags().StringVar(&o.Sandbox, "sandbox", "", "the first experiment's sandbox: "+strings.Join(scaffold.Sandboxes(), ", ")+" (default: the first of native and docker that works here, else fake)")
 	c.Flags().StringVar(&o.Name, "name", "", "the project's name (default: the folder's)")
 	return c
+}
+
+// firstThatWorks returns the first of the named providers that this machine can
+// run, or "".
+func (a *app) firstThatWorks(ctx context.Context, kinds ...string) string {
+	for _, kind := range kinds {
+		def, ok := a.w.Sandboxes.Lookup(kind)
+		if !ok || def.Provider == nil {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, checkLimit)
+		err := def.Provider().Check(limited)
+		cancel()
+		if err == nil {
+			return kind
+		}
+	}
+	return ""
 }
 
 func (a *app) schemaCommand() *cobra.Command {
