@@ -67,6 +67,8 @@ type Result struct {
 	Scope fault.Scope
 	// AgentRan tells that at least one turn was sent.
 	AgentRan bool
+	// Stillborn attempts never began: what they need could not be made ready.
+	Stillborn bool
 }
 
 // ErrInterrupted is the cause of a context that a signal ended.
@@ -82,28 +84,46 @@ type attempt struct {
 	red   *redact.Redactor
 	begin time.Time
 
+	t       *assay.T
+	sb      *sandbox.Sandbox
+	driver  sandbox.Driver
+	scratch string
+	secrets map[string]string
+	undo    []undo
+	ledger  *ledger.Ledger
+	scope   fault.Scope
+
+	// What follows is guarded by mu. While the eval's body runs, so is all of
+	// rec, which the body changes through own and the engine leaves alone.
 	mu       sync.Mutex
 	phase    string
 	commands []json.RawMessage
 	events   []agent.Event
 	facts    record.Facts
 	diags    []record.Diagnostic
-	closed   bool
-
-	t        *assay.T
-	sb       *sandbox.Sandbox
-	driver   sandbox.Driver
-	scratch  string
-	secrets  map[string]string
-	undo     []undo
-	ledger   *ledger.Ledger
 	noLedger error
 	sessions []*agent.Session
 	turns    int
 	windows  int
 	diffs    map[[2]int]*record.Diff
 	retries  int
-	scope    fault.Scope
+	left     bool // the body is over, or was given up
+	closed   bool
+}
+
+// errLeft is what a body gets that was given up.
+var errLeft = &fault.Error{Class: fault.Canceled, Code: "eval-over", What: "the eval's body was given up"}
+
+// own changes the attempt for the eval's body. After the engine took the attempt
+// back, a body that it gave up changes nothing any more.
+func (a *attempt) own(change func()) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.left {
+		return errLeft
+	}
+	change()
+	return nil
 }
 
 // undo is one entry of the closing stack.
@@ -139,8 +159,10 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 	}
 	defer cancel()
 	err := a.guarded(func() error { return a.run(main) })
-	if cerr := a.guarded(func() error { return a.collect(main) }); err == nil {
-		err = cerr
+	if !interrupted(ctx) { // an interrupted attempt has no verdict and needs no evidence
+		if cerr := a.guarded(func() error { return a.collect(main) }); err == nil {
+			err = cerr
+		}
 	}
 	measured := time.Since(a.begin).Milliseconds()
 	cut := fault.Cause(main)
@@ -150,10 +172,13 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 	a.sweep()
 	a.conclude(measured, cut)
 	return Result{
-		Sealed: a.seal(), Interrupted: errors.Is(fault.Cause(ctx), ErrInterrupted) && (err != nil || cut != nil),
+		Sealed: a.seal(), Interrupted: interrupted(ctx) && (err != nil || cut != nil),
 		Scope: a.scope, AgentRan: a.turns > 0,
 	}
 }
+
+// interrupted tells that a signal ended ctx.
+func interrupted(ctx context.Context) bool { return errors.Is(fault.Cause(ctx), ErrInterrupted) }
 
 func (a *attempt) emit(e event.Event) { a.env.Sink(e) }
 
@@ -198,6 +223,15 @@ func (a *attempt) run(ctx context.Context) error {
 // timed runs one phase and notes its time and how it ended. A phase that had
 // nothing to do leaves no trace.
 func (a *attempt) timed(ctx context.Context, phase string, do func(context.Context) error) error {
+	p, err := a.measure(ctx, phase, do)
+	if p != nil {
+		a.rec.Phases = append(a.rec.Phases, *p)
+	}
+	return err
+}
+
+// measure runs one phase and returns what is to be noted of it.
+func (a *attempt) measure(ctx context.Context, phase string, do func(context.Context) error) (*record.Phase, error) {
 	a.mu.Lock()
 	a.phase = phase
 	a.mu.Unlock()
@@ -210,9 +244,9 @@ func (a *attempt) timed(ctx context.Context, phase string, do func(context.Conte
 		return do(ctx)
 	})
 	if errors.Is(err, errNothing) {
-		return nil
+		return nil, nil
 	}
-	p := record.Phase{Name: phase, StartMS: start.Sub(a.begin).Milliseconds(), MS: time.Since(start).Milliseconds()}
+	p := &record.Phase{Name: phase, StartMS: start.Sub(a.begin).Milliseconds(), MS: time.Since(start).Milliseconds()}
 	if err != nil {
 		p.Outcome = "failed"
 		if fault.Cause(ctx) != nil {
@@ -222,8 +256,7 @@ func (a *attempt) timed(ctx context.Context, phase string, do func(context.Conte
 			err = &fault.Error{Class: fault.ClassOf(err), Code: fault.CodeOf(err), Scope: fault.ScopeOf(err), Fix: fault.FixOf(err), Stage: phase, Err: err}
 		}
 	}
-	a.rec.Phases = append(a.rec.Phases, p)
-	return err
+	return p, err
 }
 
 // errNothing is returned by a phase that had nothing to do.
@@ -262,7 +295,7 @@ func (a *attempt) sweep() {
 			cancel()
 			ctx, cancel = fault.WithTimeout(context.WithoutCancel(a.env.Force), "stop-limit", limit, "built-in")
 		}
-		err := a.timed(context.WithoutCancel(ctx), u.phase, func(context.Context) error { return bounded(ctx, u.do) })
+		err := a.timed(context.WithoutCancel(ctx), u.phase, func(context.Context) error { return Bounded(ctx, u.do) })
 		cancel()
 		if err == nil {
 			continue
@@ -278,28 +311,51 @@ func (a *attempt) sweep() {
 	}
 }
 
-// bounded runs do and leaves it behind when it does not end with its context.
-func bounded(ctx context.Context, do func(context.Context) error) error {
+// errLeftGoroutine is the error of author code that did not return.
+var errLeftGoroutine error = &fault.Error{Code: "goexit", What: "the code ended its goroutine instead of returning"}
+
+// Bounded runs author code and leaves it behind when it does not end with its
+// context. What it returns late is lost.
+func Bounded(ctx context.Context, do func(context.Context) error) error {
 	done := make(chan error, 1)
 	go func() {
+		err := errLeftGoroutine
 		defer func() {
 			if p := recover(); p != nil {
-				done <- &fault.Error{Code: "panic", What: fmt.Sprintf("panic: %v", p), Err: errors.New(stack())}
+				err = &fault.Error{Code: "panic", What: fmt.Sprintf("panic: %v", p), Err: errors.New(stack())}
 			}
+			done <- err
 		}()
-		done <- do(ctx)
+		err = do(ctx)
 	}()
 	select {
 	case err := <-done:
-		return err
+		return named(ctx, err)
 	case <-ctx.Done():
 	}
 	select {
 	case err := <-done:
-		return err
+		return named(ctx, err)
 	case <-time.After(StopWatchdog - StopLimit):
-		return fault.Cause(ctx)
+		return named(ctx, fault.Cause(ctx))
 	}
+}
+
+// named gives an error that only says that its context ended the reason why it
+// did, with a code.
+func named(ctx context.Context, err error) error {
+	why := fault.Cause(ctx)
+	if why == nil || fault.CodeOf(err) != "" || !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, why) {
+		return err
+	}
+	if !errors.Is(err, why) {
+		err = fmt.Errorf("%w: %w", why, err)
+	}
+	code := fault.CodeOf(why)
+	if limit := (*fault.Timeout)(nil); errors.As(why, &limit) {
+		code = limit.Limit
+	}
+	return &fault.Error{Class: fault.Canceled, Code: code, Err: err}
 }
 
 // fail sets the one execution error; the first stays.
@@ -308,14 +364,14 @@ func (a *attempt) fail(err error) {
 		return
 	}
 	a.scope = fault.ScopeOf(err)
-	a.rec.Error = ErrorInfo(err)
+	a.rec.Error = ErrorInfo(err, a.red)
 }
 
 // diagnose asks the provider how the sandbox is after an abnormal end: out of
 // memory, exited, removed and engine gone are different facts than what the
 // failed operation saw.
 func (a *attempt) diagnose(ctx context.Context, err error) error {
-	if a.driver == nil || errors.Is(fault.Cause(ctx), ErrInterrupted) {
+	if a.driver == nil || interrupted(ctx) {
 		return err
 	}
 	rep, ok := sandbox.AsDriver[sandbox.Reporter](a.driver)
@@ -347,8 +403,9 @@ func (a *attempt) conclude(measured int64, cut error) {
 	a.rec.Verdict = a.rec.Fold()
 }
 
-// ErrorInfo renders an error for the record.
-func ErrorInfo(err error) *record.ErrorInfo {
+// ErrorInfo renders an error for the record. Secrets are masked before the texts
+// are cut: half of one is not recognised any more.
+func ErrorInfo(err error, red *redact.Redactor) *record.ErrorInfo {
 	code := fault.CodeOf(err)
 	var limit *fault.Timeout
 	if errors.As(err, &limit) && (code == "" || code == "command-timeout" && limit.Limit != code) {
@@ -358,8 +415,8 @@ func ErrorInfo(err error) *record.ErrorInfo {
 		code = "attempt-failed"
 	}
 	info := &record.ErrorInfo{
-		Code: code, Phase: fault.StageOf(err), Message: clip(sandbox.StripControl(message(err)), 4096),
-		Class: fault.ClassOf(err).String(), Fix: fault.FixOf(err),
+		Code: code, Phase: fault.StageOf(err), Message: clip(sandbox.StripControl(red.String(message(err))), 4096),
+		Class: fault.ClassOf(err).String(), Fix: red.String(fault.FixOf(err)),
 	}
 	if s := fault.ScopeOf(err); s != fault.ScopeAttempt {
 		info.Scope = s.String()
@@ -371,7 +428,7 @@ func ErrorInfo(err error) *record.ErrorInfo {
 	for u := errors.Unwrap(inner); u != nil; u = errors.Unwrap(inner) {
 		inner = u
 	}
-	if text := inner.Error(); text != info.Message {
+	if text := red.String(inner.Error()); text != info.Message {
 		info.Cause = clip(sandbox.StripControl(text), 2048)
 	}
 	return info

@@ -212,7 +212,7 @@ func TestErrorInfo(t *testing.T) {
 		{"control characters", errors.New("a\x1b[31mb\x00c"), record.ErrorInfo{Code: "attempt-failed", Message: "abc", Class: "unknown", Cause: "abc"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, _ := json.Marshal(attempt.ErrorInfo(c.err))
+			got, _ := json.Marshal(attempt.ErrorInfo(c.err, nil))
 			want, _ := json.Marshal(c.want)
 			if string(got) != string(want) {
 				t.Errorf("got  %s\nwant %s", got, want)
@@ -220,7 +220,7 @@ func TestErrorInfo(t *testing.T) {
 		})
 	}
 	for shift := range 3 {
-		long := attempt.ErrorInfo(errors.New(strings.Repeat("x", shift) + strings.Repeat("日本", 10_000)))
+		long := attempt.ErrorInfo(errors.New(strings.Repeat("x", shift)+strings.Repeat("日本", 10_000)), nil)
 		if len(long.Message) > 4200 || !strings.Contains(long.Message, "…") || !utf8.ValidString(long.Message) {
 			t.Errorf("a long message has %d bytes and is valid: %v", len(long.Message), utf8.ValidString(long.Message))
 		}

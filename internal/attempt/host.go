@@ -31,7 +31,13 @@ func (a *attempt) Facts() assay.AttemptFacts {
 }
 
 // NewSession opens another conversation.
-func (a *attempt) NewSession() int { return a.session("agent.run").Number }
+func (a *attempt) NewSession() int {
+	n := 0
+	if a.own(func() { n = a.session("agent.run").Number }) != nil {
+		return 0
+	}
+	return n
+}
 
 // The policy of repeated sends: only those that were provably not accepted.
 const (
@@ -42,60 +48,111 @@ const (
 
 // Send delivers one message, with a window of the ledger around it.
 func (a *attempt) Send(ctx context.Context, session int, in agent.Input) (agent.Turn, error) {
-	s := a.sessions[session-1]
-	a.turns++
+	if cause := fault.Cause(ctx); cause != nil {
+		return agent.Turn{}, a.notSent(in, cause)
+	}
+	var s *agent.Session
+	if err := a.own(func() { s = a.sessions[session-1]; a.turns++ }); err != nil {
+		return agent.Turn{}, err
+	}
 	start := time.Now()
-	if a.ledger != nil && a.noLedger == nil {
-		if err := a.ledger.BeforeSend(ctx); err != nil {
+	if a.ledger != nil && a.lostLedger() == nil {
+		err := a.ledger.BeforeSend(ctx)
+		if cause := fault.Cause(ctx); cause != nil {
+			// Nothing was sent, so the windows before stay valid.
+			return agent.Turn{}, a.notSent(in, cause)
+		}
+		if err != nil {
 			a.lost(err)
 		}
 	}
 	a.emit(event.Phase{Slot: a.slot.Ref, Name: "agent.run"})
 	turn, err := a.sendWithRetry(ctx, s, in)
-	a.emit(event.Phase{Slot: a.slot.Ref, Name: "eval.run"})
-	if a.ledger != nil && a.noLedger == nil && a.sb.Unusable() == nil {
-		// The window is closed also when the send failed or timed out: what the
-		// agent did until then is evidence.
-		close, cancel := ctx, context.CancelFunc(func() {})
-		if ctx.Err() != nil {
-			close, cancel = a.closing("evidence-limit", evidenceLimit)
-		}
-		if lerr := a.ledger.AfterSend(close, s.Number, in.Turn); lerr != nil {
-			a.lost(lerr)
-		} else {
-			a.windows++
-		}
-		cancel()
+	if left := a.own(func() {}); left != nil {
+		return agent.Turn{}, left
 	}
-	a.keep(s, in, &turn, err, time.Since(start))
+	a.emit(event.Phase{Slot: a.slot.Ref, Name: "eval.run"})
+	a.closeWindow(ctx, s.Number, in.Turn)
+	took := time.Since(start)
+	if left := a.own(func() { a.keep(s, in, &turn, err, took) }); left != nil {
+		return agent.Turn{}, left
+	}
 	if err != nil {
-		code := cause(err, "agent-send-failed")
-		return turn, &fault.Error{Class: fault.ClassOf(err), Code: code, Stage: "agent.run", Scope: fault.ScopeOf(err), Fix: fault.FixOf(err), What: fmt.Sprintf("send message %d to %s", in.Turn, a.info.Name), Err: err}
+		return turn, a.notSent(in, err)
 	}
 	return turn, nil
+}
+
+// notSent says that a message came to no turn.
+func (a *attempt) notSent(in agent.Input, err error) error {
+	return &fault.Error{
+		Class: fault.ClassOf(err), Code: cause(err, "agent-send-failed"), Stage: "agent.run", Scope: fault.ScopeOf(err), Fix: fault.FixOf(err),
+		What: fmt.Sprintf("send message %d to %s", in.Turn, a.info.Name), Err: err,
+	}
+}
+
+// closeWindow ends the window of a turn, also when the send failed or timed out:
+// what the agent did until then is evidence. An interrupted attempt needs none.
+func (a *attempt) closeWindow(ctx context.Context, session, turn int) {
+	if a.ledger == nil || a.lostLedger() != nil || a.sb.Unusable() != nil || interrupted(ctx) {
+		return
+	}
+	closing, cancel := ctx, context.CancelFunc(func() {})
+	if ctx.Err() != nil {
+		closing, cancel = a.closing("evidence-limit", evidenceLimit)
+	}
+	defer cancel()
+	if err := a.ledger.AfterSend(closing, session, turn); err != nil {
+		a.lost(err)
+		return
+	}
+	_ = a.own(func() { a.windows++ })
+}
+
+// lostLedger is why the ledger cannot answer any more, or nil.
+func (a *attempt) lostLedger() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.noLedger
 }
 
 // lost notes that the ledger can no longer answer; checks that need it are
 // unavailable, nothing else is.
 func (a *attempt) lost(err error) {
-	a.noLedger = err
+	a.mu.Lock()
+	if !a.closed {
+		a.noLedger = err
+	}
+	a.mu.Unlock()
 	a.diagnostic("workspace.diff", sandbox.Diagnostic{Code: "workspace-diff-unavailable", Level: sandbox.Warning, Message: err.Error()})
 }
 
 func (a *attempt) sendWithRetry(ctx context.Context, s *agent.Session, in agent.Input) (agent.Turn, error) {
 	for try := 1; ; try++ {
-		var turn agent.Turn
-		err := a.guarded(func() error {
-			var err error
-			turn, err = a.agent.Send(ctx, s, in)
+		turns := make(chan agent.Turn, 1)
+		err := Bounded(ctx, func(ctx context.Context) error {
+			turn, err := a.agent.Send(ctx, s, in)
+			turns <- turn
 			return err
 		})
+		var turn agent.Turn
+		select {
+		case turn = <-turns:
+		default: // it was left behind, or it panicked
+		}
 		var se *agent.SendError
 		if err == nil || !errors.As(err, &se) || se.Acceptance != agent.Rejected || fault.ClassOf(se.Err) != fault.Transient ||
-			try == sendTries || a.retries == sendRetries || ctx.Err() != nil {
+			try == sendTries || ctx.Err() != nil {
 			return turn, err
 		}
-		a.retries++
+		spent := true
+		if left := a.own(func() {
+			if spent = a.retries == sendRetries; !spent {
+				a.retries++
+			}
+		}); left != nil || spent {
+			return turn, err
+		}
 		a.diagnostic("agent.run", sandbox.Diagnostic{Code: "agent-send-retried", Level: sandbox.Warning, Message: err.Error(), DedupeKey: err.Error()})
 		wait := time.Duration(rand.Int64N(int64(sendBase << (try - 1))))
 		if yerr := a.backOff(ctx, fmt.Sprintf("the agent's service rejected the message, trying again in %s", wait.Round(time.Second)), wait); yerr != nil {
@@ -104,7 +161,7 @@ func (a *attempt) sendWithRetry(ctx context.Context, s *agent.Session, in agent.
 	}
 }
 
-// keep records a turn, its events and its usage.
+// keep records a turn, its events and its usage. It is called in own.
 func (a *attempt) keep(s *agent.Session, in agent.Input, turn *agent.Turn, err error, took time.Duration) {
 	var se *agent.SendError
 	if errors.As(err, &se) {
@@ -113,10 +170,8 @@ func (a *attempt) keep(s *agent.Session, in agent.Input, turn *agent.Turn, err e
 	for i := range turn.Events {
 		turn.Events[i].Turn = in.Turn
 	}
-	a.mu.Lock()
 	a.events = append(a.events, agent.Event{Type: agent.MessageEvent, Role: "user", Text: in.Text, Turn: in.Turn})
 	a.events = append(a.events, turn.Events...)
-	a.mu.Unlock()
 	rt := record.Turn{
 		Session: s.Number, Turn: in.Turn, Prompt: in.Text, Reply: turn.Message, Status: string(turn.Status),
 		StopReason: turn.StopReason, Exit: turn.Exit, MS: took.Milliseconds(), Usage: (*record.Usage)(turn.Usage),
@@ -134,10 +189,13 @@ func (a *attempt) keep(s *agent.Session, in agent.Input, turn *agent.Turn, err e
 
 // Changes returns what the agent changed in turns from..to.
 func (a *attempt) Changes(ctx context.Context, from, to int) ([]record.Row, string, error) {
-	if from > a.windows && to >= from && a.noLedger == nil {
+	a.mu.Lock()
+	windows, lost := a.windows, a.noLedger
+	a.mu.Unlock()
+	if from > windows && to >= from && lost == nil {
 		return nil, "", &fault.Error{Code: "workspace-diff-unavailable", What: fmt.Sprintf("what the agent changed in turn %d was not recorded", from)}
 	}
-	d, err := a.diff(ctx, from, min(to, a.windows))
+	d, err := a.diff(ctx, from, min(to, windows))
 	if err != nil {
 		return nil, "", err
 	}
@@ -146,18 +204,25 @@ func (a *attempt) Changes(ctx context.Context, from, to int) ([]record.Row, stri
 
 // diff exports windows once and remembers them.
 func (a *attempt) diff(ctx context.Context, from, to int) (*record.Diff, error) {
-	if a.noLedger != nil {
-		return nil, &fault.Error{Code: "workspace-diff-unavailable", Fix: fault.FixOf(a.noLedger), What: "the agent's changes are not known", Err: a.noLedger}
-	}
 	key := [2]int{from, to}
-	if d, ok := a.diffs[key]; ok {
-		return d, nil
+	a.mu.Lock()
+	lost, known := a.noLedger, a.diffs[key]
+	a.mu.Unlock()
+	if lost != nil {
+		return nil, &fault.Error{Code: "workspace-diff-unavailable", Fix: fault.FixOf(lost), What: "the agent's changes are not known", Err: lost}
+	}
+	if known != nil {
+		return known, nil
 	}
 	d, err := a.ledger.Export(ctx, from, to)
 	if err != nil {
 		return nil, err
 	}
-	a.diffs[key] = d
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.closed {
+		a.diffs[key] = d
+	}
 	return d, nil
 }
 
@@ -176,9 +241,13 @@ func (a *attempt) Conclude(ctx context.Context) error {
 	if e.Hidden == "" {
 		return nil
 	}
-	return a.timed(ctx, "workspace.hidden", func(ctx context.Context) error {
+	p, err := a.measure(ctx, "workspace.hidden", func(ctx context.Context) error {
 		return a.sb.UploadDirectory(ctx, e.Hidden, "")
 	})
+	if left := a.own(func() { a.rec.Phases = append(a.rec.Phases, *p) }); left != nil {
+		return left
+	}
+	return err
 }
 
 func (a *attempt) endProcesses(ctx context.Context) error {

@@ -118,7 +118,7 @@ func (a *attempt) createWithRetry(ctx context.Context, env *plan.Environment, re
 		var b [16]byte
 		rand.Read(b[:])
 		req.Owner.Token = hex.EncodeToString(b[:])
-		d, err := env.Provider.Create(ctx, req)
+		d, err := createOnce(ctx, env.Provider, req)
 		if err == nil {
 			return d, nil
 		}
@@ -145,6 +145,47 @@ func (a *attempt) createWithRetry(ctx context.Context, env *plan.Environment, re
 			return nil, &fault.Error{Class: fault.Canceled, Code: out.Code, What: out.What, Err: errors.Join(yerr, err)}
 		}
 	}
+}
+
+// createOnce asks the provider for a sandbox. A provider that does not even give
+// up when its time is over is left behind; what it makes after all is stopped.
+func createOnce(ctx context.Context, p sandbox.Provider, req sandbox.CreateRequest) (sandbox.Driver, error) {
+	type made struct {
+		d   sandbox.Driver
+		err error
+	}
+	done := make(chan made, 1)
+	go func() {
+		m := made{err: errLeftGoroutine}
+		defer func() {
+			if p := recover(); p != nil {
+				m.err = &fault.Error{Code: "panic", What: fmt.Sprintf("panic: %v", p), Err: errors.New(stack())}
+			}
+			done <- m
+		}()
+		m.d, m.err = p.Create(ctx, req)
+	}()
+	select {
+	case m := <-done:
+		return m.d, m.err
+	case <-ctx.Done():
+	}
+	// It removes what it had half made, which may take as long as a stop.
+	limit := time.NewTimer(StopWatchdog)
+	defer limit.Stop()
+	select {
+	case m := <-done:
+		return m.d, m.err
+	case <-limit.C:
+	}
+	go func() {
+		if m := <-done; m.d != nil {
+			late, cancel := fault.WithTimeout(context.WithoutCancel(ctx), "stop-limit", StopLimit, "built-in")
+			defer cancel()
+			_ = m.d.Stop(late) // nobody is left to be told
+		}
+	}()
+	return nil, fault.Cause(ctx)
 }
 
 // backOff sleeps without holding the global slot.
@@ -214,7 +255,7 @@ func cause(err error, code string) string {
 // step runs one element of a chain.
 func (a *attempt) step(ctx context.Context, phase string, st sandbox.Step) error {
 	if st.Hook != nil {
-		return a.guarded(func() error { return st.Hook(ctx, a.sb, notes{a, phase}) })
+		return Bounded(ctx, func(ctx context.Context) error { return st.Hook(ctx, a.sb, notes{a, phase}) })
 	}
 	return a.declared(ctx, st.Command)
 }
@@ -306,10 +347,16 @@ func (a *attempt) ensure(ctx context.Context) error {
 	if !ok {
 		return errNothing
 	}
-	got, err := e.Ensure(ctx, s)
+	found := make(chan agent.Installed, 1)
+	err := Bounded(ctx, func(ctx context.Context) error {
+		got, err := e.Ensure(ctx, s)
+		found <- got
+		return err
+	})
 	if err != nil {
 		return fault.Wrap(err, fault.ClassOf(err), cause(err, "agent-ensure-failed"), "make the agent ready")
 	}
+	got := <-found
 	if got.Version != "" {
 		a.rec.Agent.Version = got.Version
 	}
@@ -345,7 +392,9 @@ func (a *attempt) baseline(ctx context.Context) error {
 			a.diagnostic("workspace.baseline", sandbox.Diagnostic{Code: "ledger-special-files", Level: sandbox.Warning, Message: fmt.Sprintf("%d sockets, pipes or devices in the workdir are not part of the diff", stats.Special)})
 		}
 	case code == ledger.CodeUnavailable:
+		a.mu.Lock()
 		a.noLedger = err
+		a.mu.Unlock()
 		a.diagnostic("workspace.baseline", sandbox.Diagnostic{Code: "workspace-diff-unavailable", Level: sandbox.Warning, Message: err.Error()})
 	default:
 		return err
@@ -360,7 +409,7 @@ func (a *attempt) agentSetup(ctx context.Context) error {
 	}
 	s := a.sessions[0]
 	a.push(undo{phase: "agent.teardown", code: "agent-teardown-failed", do: func(ctx context.Context) error { return st.Teardown(ctx, s) }})
-	if err := st.Setup(ctx, s); err != nil {
+	if err := Bounded(ctx, func(ctx context.Context) error { return st.Setup(ctx, s) }); err != nil {
 		return fault.Wrap(err, fault.ClassOf(err), cause(err, "agent-setup-failed"), "set the agent up")
 	}
 	return nil
@@ -379,6 +428,9 @@ func (a *attempt) body(ctx context.Context) error {
 		t.Conclude(ctx)
 		return nil
 	}, patience)
+	a.mu.Lock()
+	a.left = true // from here on the attempt is the engine's alone
+	a.mu.Unlock()
 	a.rec.Skip = out.Skip
 	return out.Err
 }
@@ -394,10 +446,9 @@ func (a *attempt) collect(ctx context.Context) error {
 		ctx, cancel = a.closing("evidence-limit", evidenceLimit)
 		defer cancel()
 	}
-	if a.ledger != nil && a.noLedger == nil && a.windows > 0 && a.sb.Unusable() == nil {
+	if a.ledger != nil && a.lostLedger() == nil && a.windows > 0 && a.sb.Unusable() == nil {
 		if err := a.timed(ctx, "workspace.diff", func(ctx context.Context) error { _, err := a.diff(ctx, 1, a.windows); return err }); err != nil {
-			a.noLedger = err
-			a.diagnostic("workspace.diff", sandbox.Diagnostic{Code: "workspace-diff-unavailable", Level: sandbox.Warning, Message: err.Error()})
+			a.lost(err)
 		}
 	}
 	return a.timed(ctx, "assertions.evaluate", func(ctx context.Context) error { a.rec.Checks = a.t.Finish(ctx); return nil })

@@ -11,6 +11,7 @@ import (
 	"assay/internal/bake"
 	"assay/internal/event"
 	"assay/internal/plan"
+	"assay/internal/redact"
 	"assay/record"
 	"assay/ref"
 	"assay/sandbox"
@@ -26,6 +27,7 @@ type conductor struct {
 	receipt     record.Receipt
 	experiments []*experiment
 	stop        context.CancelFunc
+	teardowns   sync.WaitGroup // of experiments whose last slot is over
 
 	mu    sync.Mutex
 	fatal error
@@ -59,6 +61,9 @@ type experiment struct {
 	x  *plan.Experiment
 	w  *record.RunWriter
 	id ref.RunID
+	// mask replaces the values of the experiment's secrets in what its own hooks
+	// say.
+	mask *redact.Redactor
 
 	setupOnce    sync.Once
 	setupDone    chan struct{}
@@ -76,6 +81,7 @@ type experiment struct {
 	diags     []record.Diagnostic
 	facts     record.Facts
 	err       *record.ErrorInfo
+	sealed    bool // the run has ended: late feedback is ignored
 }
 
 // evalState is what is known of one eval of a run.
@@ -135,14 +141,15 @@ func (x *experiment) notRun(s *plan.Slot, reason string, id ref.AttemptID) {
 	x.ended()
 }
 
-// ended counts a slot that is over; the last one tears the experiment down.
+// ended counts a slot that is over; the last one tears the experiment down. No
+// permit is held for that, and other experiments go on.
 func (x *experiment) ended() {
 	x.mu.Lock()
 	x.left--
 	last := x.left == 0
 	x.mu.Unlock()
 	if last {
-		x.teardown()
+		x.c.teardowns.Go(x.teardown)
 	}
 }
 
@@ -153,7 +160,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 			x.notRun(s, "interrupted", "")
 			return
 		}
-		x.conclude(s, attempt.Result{Sealed: x.stillborn(s, &fault.Error{Class: fault.ClassOf(err), Code: "experiment-setup-failed", Stage: "experiment.setup", Fix: fault.FixOf(err), What: "setup of experiment " + string(x.x.ID), Err: err}, nil)})
+		x.conclude(s, attempt.Result{Stillborn: true, Sealed: x.stillborn(s, &fault.Error{Class: fault.ClassOf(err), Code: "experiment-setup-failed", Stage: "experiment.setup", Fix: fault.FixOf(err), What: "setup of experiment " + string(x.x.ID), Err: err}, nil)})
 		return
 	}
 	var prepared sandbox.Prepared
@@ -164,7 +171,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 				x.notRun(s, "interrupted", "")
 				return
 			}
-			x.conclude(s, attempt.Result{Sealed: x.stillborn(s, r.Err, r.Info)})
+			x.conclude(s, attempt.Result{Stillborn: true, Sealed: x.stillborn(s, r.Err, r.Info)})
 			return
 		}
 		prepared = r.Prepared
@@ -185,7 +192,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 // stillborn is the attempt of a slot whose environment could not be produced.
 func (x *experiment) stillborn(s *plan.Slot, err error, prep *record.PrepareError) record.Sealed {
 	id := ref.NewAttempt()
-	info := attempt.ErrorInfo(err)
+	info := attempt.ErrorInfo(err, x.mask)
 	if prep != nil {
 		info.Prepare, info.Phase, info.Message, info.Cause = prep, "prepare", prep.Headline+": "+prep.Cause, ""
 	}
@@ -229,6 +236,9 @@ func (x *experiment) count(s *plan.Slot, a *record.Attempt, res attempt.Result) 
 			code = a.Error.Code
 		}
 	}
+	if res.Stillborn {
+		code = "" // every slot fails for the same known reason, once each
+	}
 	if code != "" && code == e.code {
 		e.streak++
 	} else {
@@ -252,7 +262,7 @@ func (x *experiment) count(s *plan.Slot, a *record.Attempt, res attempt.Result) 
 	case res.Scope == fault.ScopeEval && e.halted == "":
 		e.halted = "halted"
 		halt("eval", fmt.Sprintf("no further attempt of eval %s starts: %s", s.Ref.Eval, a.Error.Message))
-	case res.Scope == fault.ScopeExperiment && x.halted == "":
+	case res.Scope >= fault.ScopeExperiment && x.halted == "":
 		x.halted = "halted"
 		halt("experiment", fmt.Sprintf("no further attempt of experiment %s starts: %s", x.x.ID, a.Error.Message))
 	}
@@ -282,7 +292,9 @@ func (x *experiment) setup(ctx context.Context, yield func(context.Context, stri
 		go func() {
 			defer close(x.setupDone)
 			x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "setup", Status: event.Started})
-			x.setupErr = x.hooks(ctx, "experiment.setup", d.SetupCommands, d.Setup)
+			x.setupErr = attempt.Bounded(ctx, func(ctx context.Context) error {
+				return x.hooks(ctx, "experiment.setup", d.SetupCommands, d.Setup)
+			})
 			x.told("setup", x.setupErr)
 		}()
 	})
@@ -300,20 +312,15 @@ func (x *experiment) setup(ctx context.Context, yield func(context.Context, stri
 func (x *experiment) told(hook string, err error) {
 	ev := event.ExperimentHook{Experiment: x.x.ID, Hook: hook, Status: event.Done}
 	if err != nil {
-		ev.Status, ev.Err = event.Broken, err.Error()
+		ev.Status, ev.Err = event.Broken, x.mask.String(err.Error())
 	}
 	x.c.o.Sink(ev)
 }
 
 // hooks runs host commands and then a host func.
-func (x *experiment) hooks(ctx context.Context, phase string, commands []sandbox.Command, f func(context.Context, sandbox.Notes) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = &fault.Error{Code: "panic", What: fmt.Sprintf("panic in %s: %v", phase, p)}
-		}
-	}()
+func (x *experiment) hooks(ctx context.Context, phase string, commands []sandbox.Command, f func(context.Context, sandbox.Notes) error) error {
 	for _, c := range commands {
-		if err := attempt.HostCommand(ctx, c, x.c.o.Root, map[string]string{"ASSAY_EXPERIMENT": string(x.x.ID)}, nil); err != nil {
+		if err := attempt.HostCommand(ctx, c, x.c.o.Root, map[string]string{"ASSAY_EXPERIMENT": string(x.x.ID)}, x.mask); err != nil {
 			return err
 		}
 	}
@@ -323,7 +330,8 @@ func (x *experiment) hooks(ctx context.Context, phase string, commands []sandbox
 	return f(ctx, notes{x, phase})
 }
 
-// teardown runs if and only if setup was entered.
+// teardown runs if and only if setup was entered. Its limit is its own, and code
+// that ignores it is left behind.
 func (x *experiment) teardown() {
 	if !x.setupEntered {
 		return
@@ -336,20 +344,23 @@ func (x *experiment) teardown() {
 	ctx, cancel := fault.WithTimeout(x.c.o.Force, "cleanup-limit", attempt.CleanupLimit, "built-in")
 	defer cancel()
 	x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "teardown", Status: event.Started})
-	err := x.hooks(ctx, "experiment.teardown", d.TeardownCommands, d.Teardown)
+	err := attempt.Bounded(ctx, func(ctx context.Context) error {
+		return x.hooks(ctx, "experiment.teardown", d.TeardownCommands, d.Teardown)
+	})
 	x.told("teardown", err)
 	if err == nil {
 		return
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.diags = append(x.diags, record.Diagnostic{Phase: "experiment.teardown", Code: "experiment-teardown-failed", Level: "error", Message: err.Error(), Count: 1})
-	x.err = attempt.ErrorInfo(&fault.Error{Code: "experiment-teardown-failed", Stage: "experiment.teardown", What: "teardown of experiment " + string(x.x.ID), Err: err})
+	x.diags = append(x.diags, record.Diagnostic{Phase: "experiment.teardown", Code: "experiment-teardown-failed", Level: "error", Message: x.mask.String(err.Error()), Count: 1})
+	x.err = attempt.ErrorInfo(&fault.Error{Class: fault.ClassOf(err), Code: "experiment-teardown-failed", Stage: "experiment.teardown", Fix: fault.FixOf(err), What: "teardown of experiment " + string(x.x.ID), Err: err}, x.mask)
 }
 
 // end seals the run.
 func (x *experiment) end(interrupted bool) (record.Completion, error) {
 	x.mu.Lock()
+	x.sealed = true
 	e := record.End{CompletedAt: time.Now(), Completion: record.Completed, Diagnostics: x.diags, Facts: x.facts, Error: x.err, NotRun: x.skipped}
 	x.mu.Unlock()
 	switch {
@@ -391,17 +402,26 @@ type notes struct {
 func (n notes) Experiment() ref.ExperimentID { return n.x.x.ID }
 
 func (n notes) Progress(p sandbox.Progress) {
-	n.x.c.o.Sink(event.Progress{Slot: ref.Slot{Experiment: n.x.x.ID}, Message: sandbox.Tail(p.Message, 1024), Current: p.Current, Total: p.Total})
+	n.x.c.o.Sink(event.Progress{Slot: ref.Slot{Experiment: n.x.x.ID}, Message: sandbox.Tail(n.x.mask.String(p.Message), 1024), Current: p.Current, Total: p.Total})
 }
 
 func (n notes) Diagnostic(d sandbox.Diagnostic) error {
 	if err := attempt.CheckDiagnostic(d); err != nil {
 		return err
 	}
+	d.Message = n.x.mask.String(d.Message)
 	n.x.mu.Lock()
+	if n.x.sealed {
+		n.x.mu.Unlock()
+		return nil
+	}
 	var fresh bool
 	n.x.diags, fresh = attempt.Fold(n.x.diags, n.phase, d)
 	last := n.x.diags[len(n.x.diags)-1]
+	if fresh {
+		redact.Value(n.x.mask, &last)
+		n.x.diags[len(n.x.diags)-1] = last
+	}
 	n.x.mu.Unlock()
 	if fresh {
 		n.x.c.o.Sink(event.Diagnostic{Slot: ref.Slot{Experiment: n.x.x.ID}, Diagnostic: last})
@@ -417,8 +437,12 @@ func (n notes) Fact(name string, value any) error {
 	if err != nil {
 		return err
 	}
+	redact.Value(n.x.mask, &f)
 	n.x.mu.Lock()
 	defer n.x.mu.Unlock()
+	if n.x.sealed {
+		return nil
+	}
 	if _, dup := n.x.facts[name]; dup {
 		return &fault.Error{Class: fault.Config, Code: "record-custom-fact-duplicate", What: "the fact " + name + " was already recorded for this run", Fix: "Put several values into one JSON array."}
 	}

@@ -15,6 +15,7 @@ import (
 	"assay/internal/bake"
 	"assay/internal/event"
 	"assay/internal/plan"
+	"assay/internal/redact"
 	"assay/internal/schedule"
 	"assay/record"
 	"assay/ref"
@@ -106,9 +107,10 @@ func (c *conductor) open() error {
 			Labels: x.Def.Labels, Context: describe(x), Tool: c.o.Tool, Owner: record.CurrentOwner(),
 		})
 		if err != nil {
+			c.abandon()
 			return err
 		}
-		xr := &experiment{c: c, x: x, w: rw, id: id, evals: map[ref.EvalID]*evalState{}, left: len(x.Slots)}
+		xr := &experiment{c: c, x: x, w: rw, id: id, mask: c.secrets(x), evals: map[ref.EvalID]*evalState{}, left: len(x.Slots)}
 		c.experiments = append(c.experiments, xr)
 		c.receipt.RunIDs = append(c.receipt.RunIDs, id)
 		start.Total += len(x.Slots)
@@ -134,6 +136,37 @@ func (c *conductor) open() error {
 		}
 	}
 	return nil
+}
+
+// abandon ends the runs that were declared before another could not be: nothing
+// of them starts.
+func (c *conductor) abandon() {
+	for _, x := range c.experiments {
+		e := record.End{CompletedAt: time.Now(), Completion: record.RunFailed}
+		for _, s := range slotRefs(x.x) {
+			e.NotRun = append(e.NotRun, record.NotRunSlot{SlotRef: s, Reason: "halted"})
+		}
+		_ = x.w.End(e) // what failed before is told; a run without an end shows as interrupted
+	}
+}
+
+// secrets masks what the slots of an experiment may know.
+func (c *conductor) secrets(x *plan.Experiment) *redact.Redactor {
+	var names, values []string
+	names = append(names, x.Agent.SecretEnv...)
+	for _, s := range x.Slots {
+		for _, name := range s.Settings.SecretEnv {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	for _, name := range names {
+		if v, ok := c.o.Env(name); ok {
+			values = append(values, v)
+		}
+	}
+	return redact.New(values...)
 }
 
 func slotRefs(x *plan.Experiment) []record.SlotRef {
@@ -196,6 +229,7 @@ func (c *conductor) dispatch(ctx context.Context) {
 	defer cancel()
 	c.stop = cancel
 	schedule.New(capacity).Run(ctx, stop.Done(), jobs)
+	c.teardowns.Wait()
 }
 
 // job makes the job of one slot, and sets the capacities of its tokens.
