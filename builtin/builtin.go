@@ -4,22 +4,30 @@ package builtin
 
 import (
 	"assay/agent"
+	"assay/agent/bub"
+	"assay/agent/claudecode"
+	"assay/agent/codex"
 	"assay/agent/command"
+	"assay/agent/opencode"
 	"assay/agent/script"
 	"assay/sandbox"
 	"assay/sandbox/docker"
 	"assay/sandbox/fake"
 	"assay/sandbox/local"
+	"assay/sandbox/native"
 )
 
 // Sandboxes are the providers that files may name.
 func Sandboxes() *sandbox.Registry {
-	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), local.Definition(), fake.Definition())
+	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), local.Definition(), native.Definition(), fake.Definition())
 }
 
 // Agents are the agents that files may name.
 func Agents() *agent.Registry {
-	return agent.NewRegistry(command.Definition(), script.Definition(), script.OracleDefinition(), script.NopDefinition())
+	return agent.NewRegistry(
+		claudecode.Definition(), codex.Definition(), opencode.Definition(), bub.Definition(),
+		command.Definition(), script.Definition(), script.OracleDefinition(), script.NopDefinition(),
+	)
 }
 
 // Shapes are the further files that providers read.

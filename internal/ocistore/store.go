@@ -86,6 +86,7 @@ func (s *Store) Close() error {
 func plain(digest string) string { return strings.TrimPrefix(digest, "sha256:") }
 
 func (s *Store) layerDir(digest string) string { return filepath.Join(s.dir, "layers", plain(digest)) }
+
 func (s *Store) imageFile(id string) string {
 	return filepath.Join(s.dir, "images", plain(id)+".json")
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -173,10 +174,13 @@ func (c *cgroups) sweep() {
 	}
 }
 
-// group is the cgroups of one sandbox; nil-safe in all methods.
+// group is the cgroups of one sandbox.
 type group struct {
-	dirs    map[string]string // controller → directory
 	unified bool
+
+	mu    sync.Mutex
+	dirs  map[string]string // controller → directory
+	kills int               // the last count of processes killed for memory
 }
 
 // create makes the cgroups that the limits need. A limit on processes is always
@@ -277,7 +281,7 @@ func (g *group) rest(r sandbox.Resources) (limits []enter.Rlimit, cpus int) {
 		limits = append(limits, enter.Rlimit{Resource: unix.RLIMIT_NPROC, Value: n})
 	}
 	if r.Memory > 0 && g.dirs["memory"] == "" {
-		limits = append(limits, enter.Rlimit{Resource: unix.RLIMIT_DATA, Value: r.Memory})
+		limits = append(limits, enter.Rlimit{Resource: unix.RLIMIT_DATA, Value: r.Memory + serverData})
 	}
 	if r.CPUs > 0 && g.dirs["cpu"] == "" {
 		cpus = int(math.Ceil(r.CPUs))
@@ -285,27 +289,39 @@ func (g *group) rest(r sandbox.Resources) (limits []enter.Rlimit, cpus int) {
 	return limits, cpus
 }
 
+// serverData is how much the limit on one process's data exceeds what was asked
+// for: the exec server lives under it too, and its runtime maps this much.
+const serverData = 96 << 20
+
 // oomKills counts the processes that the memory limit killed.
 func (g *group) oomKills() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.countKills()
+}
+
+func (g *group) countKills() int {
 	dir := g.dirs["memory"]
 	if dir == "" {
-		return 0
+		return g.kills
 	}
 	file := "memory.oom_control"
 	if g.unified {
 		file = "memory.events"
 	}
-	n := 0
 	eachLine(filepath.Join(dir, file), func(line string) {
 		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			n, _ = strconv.Atoi(v)
+			g.kills, _ = strconv.Atoi(v)
 		}
 	})
-	return n
+	return g.kills
 }
 
 // remove removes the cgroups, whose last process is gone or about to be.
 func (g *group) remove(ctx context.Context) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.countKills()
 	var errs []error
 	for ctrl, dir := range g.dirs {
 		if err := drop(ctx, dir); err != nil {

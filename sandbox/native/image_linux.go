@@ -99,14 +99,16 @@ func readLayers(lower []string, name string) []byte {
 			return nil
 		}
 		st, err := root.Lstat(name)
+		if err != nil {
+			_ = root.Close()
+			continue
+		}
 		var b []byte
-		if err == nil && st.Mode().IsRegular() && st.Size() <= maxAccounts {
-			b, err = root.ReadFile(name)
+		if st.Mode().IsRegular() && st.Size() <= maxAccounts {
+			b, _ = root.ReadFile(name) // what cannot be read names no users
 		}
 		_ = root.Close()
-		if st != nil {
-			return b
-		}
+		return b
 	}
 	return nil
 }

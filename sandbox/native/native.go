@@ -96,8 +96,8 @@ func Definition() sandbox.Definition {
 
 // Options are the settings of a Provider. The zero value is what layers use.
 type Options struct {
-	// Guest is the program that becomes the first process of a sandbox, and
-	// GuestArgs what makes it an exec server; empty finds one.
+	// Guest is the program that becomes the first process of a sandbox; empty
+	// finds one.
 	Guest string
 	// Cache is the folder in which images are kept; empty is the user's own
 	// cache folder.

@@ -219,6 +219,7 @@ func (p *proxy) deniedHosts() []string {
 
 // refuse answers inside; the words tell nothing of the host.
 func refuse(w http.ResponseWriter, err error) {
+	w.Header().Set("Connection", "close")
 	if errors.Is(err, errDenied) {
 		http.Error(w, "destination not allowed", http.StatusForbidden)
 		return

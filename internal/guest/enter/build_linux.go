@@ -21,6 +21,9 @@ type builder struct {
 	pts     int
 	shm     int // the directory for /dev of an image, or -1
 	cgroups []int
+	// alone: only the building thread is confined, so that it has to start the
+	// server by an exec.
+	alone bool
 }
 
 type device struct {
@@ -79,7 +82,16 @@ func (b *builder) build(serve []string) error {
 	if fd >= 0 {
 		_ = unix.Close(fd) // the other end has it
 	}
-	return stepError{step: "start the server", err: become(serve)}
+	if err := unix.SetNonblock(0, true); err != nil {
+		return stepError{step: "reply", err: err}
+	}
+	if b.alone {
+		return stepError{step: "start the server", err: become(serve)}
+	}
+	for _, fd := range append(b.lower, selfFD) {
+		_ = unix.Close(fd) // nothing of the host stays open
+	}
+	return nil
 }
 
 func at(step, path string, err error) error {
@@ -231,7 +243,7 @@ func (b *builder) kernel() error {
 		}
 	}
 	// The root of the namespace is the cgroup that this process is in by now.
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+	if err := b.every(unix.SYS_UNSHARE, unix.CLONE_NEWCGROUP, 0, 0); err != nil {
 		return at("unshare", "cgroup", err)
 	}
 	for _, c := range b.Cgroups {

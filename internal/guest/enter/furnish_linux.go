@@ -4,6 +4,7 @@ import (
 	"os"
 	"path"
 	"strconv"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -313,7 +314,7 @@ func listen() (int, error) {
 
 // setCPUs lets this process and all that it starts run on n of the processors
 // that it may use now.
-func setCPUs(n int) error {
+func (b *builder) setCPUs(n int) error {
 	var set, few unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return err
@@ -324,5 +325,5 @@ func setCPUs(n int) error {
 			n--
 		}
 	}
-	return unix.SchedSetaffinity(0, &few)
+	return b.every(unix.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(few), uintptr(unsafe.Pointer(&few)))
 }

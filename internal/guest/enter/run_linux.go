@@ -3,6 +3,7 @@ package enter
 import (
 	"encoding/binary"
 	"errors"
+	"os"
 	"runtime"
 	"syscall"
 
@@ -11,23 +12,35 @@ import (
 	"assay/internal/guest/wire"
 )
 
-// Run enters the sandbox and becomes serve, the command line of the exec server
-// of this same program. It returns only when that failed, after it has told the
-// other end why.
-func Run(args []string, serve []string) {
-	// Namespaces, capabilities and filters belong to a thread. All of it is done
-	// by this one, which then is the only one to survive the exec.
+// Run enters the sandbox. When it returns true, this process is the confined
+// first process of the sandbox and must now serve on In and Out. Otherwise it
+// could not, and has told the other end why. serve is the command line of the
+// server in this same program, for where the process has to start anew.
+func Run(args []string, serve []string) bool {
+	// Namespaces, capabilities and filters belong to a thread. What every must
+	// do on all of them is done through every; where it cannot, this thread does
+	// it alone and is then the only one to survive an exec.
 	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if len(args) > 2 && args[2] == WaitArg {
 		fail(wait(args))
-		return
+		return false
 	}
 	plan, err := readPlan()
 	if err == nil {
 		err = (&builder{Plan: plan}).build(serve)
 	}
-	fail(err)
+	if err != nil {
+		fail(err)
+	}
+	return err == nil
 }
+
+// In is the reading side of the stream of a process that has entered a sandbox.
+func In() *os.File { return os.NewFile(0, "stream") }
+
+// Out is the writing side of the same.
+func Out() *os.File { return os.NewFile(1, "stream") }
 
 // wait waits until the identities are there and starts this program anew: a
 // process that was executed without an identity has no privileges in its own
@@ -124,9 +137,26 @@ func ready(fd int) error {
 // become executes the server. The link names the running program, wherever its
 // file is.
 func become(argv []string) error {
-	if err := unix.SetNonblock(0, true); err != nil {
-		return err
-	}
 	unix.CloseOnExec(selfFD)
 	return syscall.Exec("/proc/self/exe", argv, []string{})
+}
+
+// every makes a system call on all threads of this process. Programs with C code
+// cannot; they stay alone from the first such call on.
+func (b *builder) every(trap, a1, a2, a3 uintptr) error {
+	if !b.alone {
+		_, _, errno := syscall.AllThreadsSyscall(trap, a1, a2, a3)
+		switch errno {
+		case 0:
+			return nil
+		case syscall.ENOTSUP:
+			b.alone = true
+		default:
+			return errno
+		}
+	}
+	if _, _, errno := syscall.RawSyscall(trap, a1, a2, a3); errno != 0 {
+		return errno
+	}
+	return nil
 }

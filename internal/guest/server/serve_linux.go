@@ -46,6 +46,7 @@ func serve(o Options) int {
 	s.reaper = newReaper()
 	s.crew = newCrew(s.reaper)
 	s.oom.open()
+	s.crew.fill() // ready by the time the first command is here
 	s.conn = wire.NewConn(stdio{o.In, o.Out}, s.accept)
 	err := s.conn.SendHello(wire.Hello{
 		PID: os.Getpid(), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
@@ -58,7 +59,6 @@ func serve(o Options) int {
 		s.endAll()
 		return 1
 	}
-	s.crew.fill()
 	s.conn.Start()
 	select {
 	case <-s.order:

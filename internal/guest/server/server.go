@@ -45,9 +45,11 @@ func Maybe(args []string, o Options) (ran bool, code int) {
 	case ServeArg:
 		return true, serve(o)
 	case enter.Arg:
-		// It comes back as the server, confined, or not at all.
-		enter.Run(args, []string{supervise.ProcessName, ServeArg})
-		return true, 1
+		if !enter.Run(args, []string{supervise.ProcessName, ServeArg}) {
+			return true, 1
+		}
+		o.In, o.Out = enter.In(), enter.Out()
+		return true, serve(o)
 	case supervise.SessionArg:
 		return true, session()
 	case LedgerArg:
