@@ -93,7 +93,7 @@ func (r request) userMessages() int {
 var (
 	reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>`)
 	// cwds are the ways in which clients tell the model where it works.
-	cwds   = regexp.MustCompile(`(?:Primary working directory:|Working directory:|<cwd>|Workspace Directories:)\s*([^\s<]+)`)
+	cwds   = regexp.MustCompile(`(?:Primary working directory:|Working directory:|<cwd>|Workspace Directories:)\s*([^\s<"\\]+)`)
 	callID = regexp.MustCompile(`^(?:call|toolu)_\d+_(\d+)_\d+$`)
 )
 
@@ -111,7 +111,7 @@ func userText(s string) string {
 func findCwd(body string) string {
 	// The body is JSON, in which a line break is written as \n.
 	if m := cwds.FindStringSubmatch(strings.ReplaceAll(body, `\n`, " ")); m != nil {
-		return strings.TrimRight(m[1], `\",`)
+		return m[1]
 	}
 	return ""
 }
