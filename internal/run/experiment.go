@@ -55,6 +55,13 @@ func (c *conductor) halt(err error) {
 	}
 }
 
+// failed tells that the run was halted.
+func (c *conductor) failed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.fatal != nil
+}
+
 // experiment is the state of one run.
 type experiment struct {
 	c  *conductor
@@ -104,10 +111,13 @@ func (x *experiment) eval(id ref.EvalID) *evalState {
 
 // admit decides at the moment a slot could start whether it still should.
 func (x *experiment) admit(s *plan.Slot) bool {
+	fatal := x.c.failed()
 	x.mu.Lock()
 	e := x.eval(s.Ref.Eval)
 	reason := ""
 	switch {
+	case fatal:
+		reason = "halted"
 	case x.halted != "":
 		reason = x.halted
 	case e.halted != "":
@@ -161,6 +171,11 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 			return
 		}
 		x.conclude(s, attempt.Result{Stillborn: true, Sealed: x.stillborn(s, &fault.Error{Class: fault.ClassOf(err), Code: "experiment-setup-failed", Stage: "experiment.setup", Fix: fault.FixOf(err), What: "setup of experiment " + string(x.x.ID), Err: err}, nil)})
+		return
+	}
+	// While the setup ran, all other slots came as far as here: what a result
+	// among them decides is asked again.
+	if !x.admit(s) {
 		return
 	}
 	var prepared sandbox.Prepared

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,10 +51,12 @@ func TestExperimentHooksThatDoNotEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				release := make(chan struct{})
-				torn := false
+				var torn atomic.Bool
 				hook := func(which string) assay.HostHook {
 					return func(context.Context, sandbox.Notes) error {
-						torn = torn || which == "teardown"
+						if which == "teardown" {
+							torn.Store(true)
+						}
 						if which == c.hangIn {
 							<-release
 						}
@@ -61,8 +64,8 @@ func TestExperimentHooksThatDoNotEnd(t *testing.T) {
 					}
 				}
 				st := play(t, one(assay.Experiment{Sandbox: fake.New(fake.Script{}).Layer(), Setup: hook("setup"), Teardown: hook("teardown")}, hello("a")), setup{interrupt: c.interrupt})
-				if st.took != c.took || torn != c.torn {
-					t.Errorf("took %s, want %s; torn down: %v", st.took, c.took, torn)
+				if st.took != c.took || torn.Load() != c.torn {
+					t.Errorf("took %s, want %s; torn down: %v", st.took, c.took, torn.Load())
 				}
 				if len(st.ends) != 1 || st.ends[0] == nil || st.ends[0].Completion != c.completed {
 					t.Errorf("ends %+v, want %s", st.ends, c.completed)
@@ -89,15 +92,44 @@ func TestTeardownHoldsNobodyUp(t *testing.T) {
 			}
 			return nil
 		}
+		setUp := func(context.Context, sandbox.Notes) error { time.Sleep(time.Second); return nil }
 		suite := assay.Suite{Evals: []assay.Eval{hello("e")}, Experiments: []assay.Experiment{
-			{ID: "first", Agent: busy{d: time.Second}, Sandbox: layer, Attempts: 3, EarlyExit: true, Teardown: slow},
+			{ID: "first", Agent: busy{d: time.Second}, Sandbox: layer, Attempts: 3, EarlyExit: true, Setup: setUp, Teardown: slow},
 			{ID: "second", Agent: busy{d: 10 * time.Second}, Sandbox: layer, Attempts: 2},
 		}}
 		s := setup{}
 		s.sel.MaxConcurrency = 1
 		st := play(t, suite, s)
-		if want := 21 * time.Second; st.took != want {
+		// During the setup the second experiment takes the slot for 10 s. Then
+		// the first has its 1 s and 20 s of teardown, and the second goes on.
+		if want := 31 * time.Second; st.took != want {
 			t.Errorf("took %s, want %s", st.took, want)
+		}
+	})
+}
+
+// Slots that wait for the setup were admitted before any result was there.
+func TestSlotsThatWaitedForTheSetupAreAdmittedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		setUp := func(context.Context, sandbox.Notes) error { time.Sleep(time.Second); return nil }
+		cost := 3.0
+		layer := fake.New(fake.Script{}).Layer()
+		s := setup{}
+		s.sel.MaxConcurrency = 1
+		for name, c := range map[string]struct {
+			x      assay.Experiment
+			ran    int
+			reason string
+		}{
+			"early exit": {assay.Experiment{Agent: script.Nop{}, EarlyExit: true}, 1, "early-exit"},
+			"budget":     {assay.Experiment{Agent: priced{&cost}, Budget: 5}, 2, "budget"},
+		} {
+			c.x.Sandbox, c.x.Attempts, c.x.Setup = layer, 5, setUp
+			st := play(t, one(c.x, hello("e")), s)
+			notRun := st.ends[0].NotRun
+			if len(st.attempts) != c.ran || len(notRun) != 5-c.ran || notRun[0].Reason != c.reason {
+				t.Errorf("%s: %d attempts, not run: %+v", name, len(st.attempts), notRun)
+			}
 		}
 	})
 }

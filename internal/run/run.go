@@ -263,9 +263,7 @@ func (c *conductor) job(x *experiment, s *plan.Slot, capacity map[string]int) sc
 
 // why is the reason for which nothing more starts.
 func (c *conductor) why() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.fatal != nil {
+	if c.failed() {
 		return "halted"
 	}
 	return "interrupted"
