@@ -49,7 +49,7 @@ type Spec struct {
 	Template string `yaml:"template" json:"template"`
 }
 
-// Template returns a layer that starts from a template or snapshot.
+// From returns a layer that starts from a template or snapshot.
 func From(template string) sandbox.Layer {
 	return sandbox.From(sandbox.Template{Provider: shared(), Spec: Spec{Template: template}})
 }
