@@ -35,7 +35,7 @@ func (b *builder) lockDown() error {
 	if err := b.dropCaps(keep); err != nil {
 		return stepError{step: "drop capabilities", err: err}
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+	if err := b.every(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); err != nil {
 		return stepError{step: "forbid new privileges", err: err}
 	}
 	if err := b.filter(); err != nil {
