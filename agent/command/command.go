@@ -204,6 +204,10 @@ func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agen
 		return agent.Turn{}, &agent.SendError{Acceptance: agent.Started, Err: err, Events: events, Usage: usage}
 	}
 	code := res.Code
+	if (code == 126 || code == 127) && len(events) == 0 {
+		// The shell's own word that the program did not run: there was no turn.
+		return agent.Turn{}, &agent.SendError{Acceptance: agent.Rejected, Exit: &code, Err: &fault.Error{Class: fault.Config, Code: "agent-not-runnable", What: fmt.Sprintf("the agent's program could not run: exit %d: %s", code, sandbox.Tail(res.Stderr, 240)), Fix: "Put the program into the sandbox; `probe:` and `install:` of the agent find that out before the first turn."}}
+	}
 	turn := agent.Turn{Status: agent.Completed, Message: strings.TrimRight(res.Stdout, "\n"), Events: events, Usage: usage, Coverage: coverage, Exit: &code}
 	if code != 0 {
 		turn.Status, turn.Reason = agent.Failed, fmt.Sprintf("exit %d: %s", code, sandbox.Tail(res.Stderr, 240))

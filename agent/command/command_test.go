@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"assay/agent"
 	"assay/agent/agenttest"
@@ -273,5 +275,42 @@ func TestDefinitionRefusesWhatCannotWork(t *testing.T) {
 		if c.code != "" && (fault.ClassOf(err) != fault.Config || fault.FixOf(err) == "") {
 			t.Errorf("%+v: the error %v is not the user's to fix", c.a, err)
 		}
+	}
+}
+
+// A turn that a limit ended still tells what was done and used; one that was
+// interrupted is not looked at.
+func TestEventsOfATurnThatRanOutOfTime(t *testing.T) {
+	line := `{"type":"operation.started","id":"1","name":"edit","usage":{"inputTokens":5,"costUSD":0.5}}`
+	a := command.Agent{Run: "echo '" + line + "' >>events.jsonl; sleep 3600", Events: "events.jsonl"}
+	for name, c := range map[string]struct {
+		end  func(context.Context) (context.Context, context.CancelFunc)
+		want int
+	}{
+		"deadline": {func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return fault.WithTimeout(ctx, "attempt-deadline", time.Minute, "flag")
+		}, 1},
+		"interrupt": {func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(time.Minute, cancel)
+			return ctx, cancel
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := c.end(t.Context())
+				defer cancel()
+				d := fakeDriver(t)
+				s := &agent.Session{Number: 1, Sandbox: sandbox.New(d, sandbox.Options{}), Scratch: "/tmp/.s-1", Notes: sandbox.Quiet{}}
+				_, err := a.Send(ctx, s, agent.Input{Turn: 1, Text: "go"})
+				var se *agent.SendError
+				if !errors.As(err, &se) || len(se.Events) != c.want || (se.Usage != nil) != (c.want > 0) {
+					t.Fatalf("error %v with %+v", err, se)
+				}
+				if err := d.Stop(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+		})
 	}
 }

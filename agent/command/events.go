@@ -8,10 +8,15 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"time"
 
 	"assay/agent"
+	"assay/fault"
 	"assay/sandbox"
 )
+
+// lateRead bounds the reading of events after a turn that a limit ended.
+const lateRead = 3 * time.Second
 
 // position is how far the events file of a sandbox was read. It belongs to the
 // sandbox and not to a session: all sessions of an attempt write one file.
@@ -49,8 +54,17 @@ func (a Agent) skipOld(ctx context.Context, s *agent.Session) error {
 // events returns the lines that were added since the last turn, and the
 // coverage of the turn where it is below the agent's normal one.
 func (a Agent) events(ctx context.Context, s *agent.Session) ([]agent.Event, *agent.Coverage, error) {
-	if a.Events == "" || ctx.Err() != nil {
+	if a.Events == "" {
 		return nil, nil, nil
+	}
+	if limit := (*fault.Timeout)(nil); ctx.Err() != nil {
+		if !errors.As(fault.Cause(ctx), &limit) {
+			return nil, nil, nil
+		}
+		// What the agent did and used until its time was over is evidence.
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateRead)
+		defer cancel()
+		ctx = late
 	}
 	body, err := s.Sandbox.ReadBytes(ctx, a.Events)
 	if errors.Is(err, fs.ErrNotExist) {
