@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"text/tabwriter"
@@ -75,14 +76,14 @@ func (a *app) exp() *cobra.Command {
 	f.DurationVar(&o.sel.Timeout, "timeout", 0, "limit of one attempt, such as 20m, over all others")
 	f.Float64Var(&o.sel.Budget, "budget", 0, "USD per experiment after which nothing more starts")
 	f.StringSliceVar(&o.sel.Tags, "tag", nil, "only evals with this tag (repeatable)")
-	f.StringVar(&o.record, "record", "", "record root; nothing is appended to it")
+	f.StringVar(&o.record, "record", "", "folder of the record, taken exactly as given")
 	f.BoolVar(&o.early, "early-exit", false, "stop an eval's attempts after the first pass")
 	f.BoolVar(&o.noEarly, "no-early-exit", false, "run all attempts whatever the experiment says")
 	f.StringVar(&o.keep, "keep-sandbox", "", "not done by this version")
 	f.Lookup("keep-sandbox").NoOptDefVal = "failed"
 	f.StringVar(&o.agent, "agent", "", "")
 	f.StringVar(&o.model, "model", "", "")
-	for _, hidden := range []string{"agent", "model"} {
+	for _, hidden := range []string{"agent", "model", "keep-sandbox"} {
 		f.Lookup(hidden).Hidden = true
 	}
 	c.AddCommand(a.expList())
@@ -101,6 +102,8 @@ func (o *expOptions) check(c *cobra.Command) error {
 		return fault.Configf("usage", "Give one of them.", "--early-exit and --no-early-exit exclude each other")
 	case changed("attempts") && o.sel.Attempts < 1, changed("max-concurrency") && o.sel.MaxConcurrency < 1:
 		return fault.Configf("usage", "Give a number from 1.", "--attempts and --max-concurrency start at 1")
+	case changed("record") && o.record == "":
+		return fault.Configf("usage", "Name a folder, or leave --record out.", "--record names no folder")
 	case changed("timeout") && o.sel.Timeout <= 0:
 		return fault.Configf("usage", "Give a duration such as 90s or 20m.", "--timeout must be positive")
 	case changed("budget") && o.sel.Budget <= 0:
@@ -145,12 +148,20 @@ type view interface {
 // restorer is a view that changed the terminal.
 type restorer interface{ Restore() }
 
-func (a *app) view(json bool) view {
+func (a *app) view(json bool, recordFlag string) view {
 	stdout := fileOf(a.p.Stdout)
-	bo := board.Options{Command: strings.Join(append([]string{a.w.Name}, a.p.Args...), " "), Show: a.w.Name + " show"}
+	show := []string{a.w.Name}
+	if a.dir != "." {
+		show = append(show, "-C", a.dir)
+	}
+	show = append(show, "show")
+	if recordFlag != "" {
+		show = append(show, "--record", recordFlag)
+	}
+	bo := board.Options{Command: typed(append([]string{a.w.Name}, a.p.Args...)), Show: typed(show)}
 	switch {
 	case json:
-		return jsonstream.New(a.p.Stdout, jsonstream.Options{})
+		return &startFirst{view: jsonstream.New(a.p.Stdout, jsonstream.Options{})}
 	case stdout != nil && dash.Usable(stdout, a.p.env):
 		_, noColor := a.p.Env("NO_COLOR")
 		return dash.New(stdout, dash.Options{Options: bo, Input: a.p.Stdin, NoColor: noColor})
@@ -160,7 +171,7 @@ func (a *app) view(json bool) view {
 }
 
 func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, writer *record.Writer, o expOptions) error {
-	v := a.view(o.json)
+	v := a.view(o.json, o.record)
 	if r, ok := v.(restorer); ok {
 		leave := a.p.Exit
 		a.p.Exit = func(code int) { r.Restore(); leave(code) }
@@ -197,6 +208,46 @@ func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, wri
 		return exitError(ExitRed)
 	}
 	return nil
+}
+
+// typed renders a command as a user can type it again.
+func typed(argv []string) string {
+	out := make([]string, len(argv))
+	for i, a := range argv {
+		out[i] = a
+		if a == "" || strings.ContainsAny(a, " \t\n\"'\\$`;&|<>(){}*?[]#~!") {
+			out[i] = sandbox.Quote([]string{a})
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// startFirst holds back what happens before a run exists, so that a stream for
+// machines begins with its start, and a run that never starts prints none.
+type startFirst struct {
+	view
+	mu      sync.Mutex
+	started bool
+	held    []event.Event
+}
+
+func (s *startFirst) Handle(e event.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := e.(event.Start); ok {
+		s.started = true
+		s.view.Handle(e)
+		for _, h := range s.held {
+			s.view.Handle(h)
+		}
+		s.held = nil
+		return
+	}
+	if !s.started {
+		s.held = append(s.held, e)
+		return
+	}
+	s.view.Handle(e)
 }
 
 // owner identifies this process on what it creates.

@@ -34,6 +34,15 @@ func newPrior(ctx context.Context, root string) (prior, error) {
 		if err != nil {
 			return nil, err
 		}
+		for i := range rs.Slots {
+			if a := rs.Slots[i].Attempt; a != nil {
+				// A record may hold very many attempts; a plan needs little of each.
+				rs.Slots[i].Attempt = &record.Attempt{
+					ID: a.ID, Locator: a.Locator, Run: a.Run, Verdict: a.Verdict, StartedAt: a.StartedAt,
+					DurationMS: a.DurationMS, CensoredMS: a.CensoredMS, Identity: a.Identity,
+				}
+			}
+		}
 		all = append(all, rs)
 	}
 	p := prior{}

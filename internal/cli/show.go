@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"assay/internal/dash"
+	"assay/internal/discover"
 	"assay/record"
 	"assay/ref"
 	"assay/report"
@@ -47,20 +48,28 @@ func (a *app) showCommand() *cobra.Command {
 	f.BoolVar(&o.latest, "latest", false, "the newest completed run of each experiment")
 	f.BoolVar(&o.json, "json", false, "one JSON document")
 	f.BoolVar(&o.all, "all", false, "list every one of equal failures")
-	f.StringVar(&o.record, "record", "", "record root")
+	f.StringVar(&o.record, "record", "", "folder of the record")
 	return c
+}
+
+// results is the record root of the project, for those who only read it. A
+// project whose definitions do not load still has its results.
+func (a *app) results(ctx context.Context) (string, error) {
+	if len(a.w.Suite.Evals)+len(a.w.Suite.Experiments) == 0 && a.w.Suite.Record == "" {
+		return discover.Record(a.dir, discover.Options{Sandboxes: a.w.Sandboxes, Agents: a.w.Agents})
+	}
+	suite, err := a.suite(ctx)
+	if err != nil {
+		suite = nil
+	}
+	return a.recordRoot(suite, "")
 }
 
 func (a *app) show(ctx context.Context, o showOptions) error {
 	root := o.record
 	if root == "" {
-		// The project's own file may name another root; a project that does
-		// not load still has its results.
-		suite, err := a.suite(ctx)
-		if err != nil {
-			suite = nil
-		}
-		if root, err = a.recordRoot(suite, ""); err != nil {
+		var err error
+		if root, err = a.results(ctx); err != nil {
 			return err
 		}
 	}

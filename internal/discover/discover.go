@@ -162,6 +162,27 @@ func Load(ctx context.Context, dir string, o Options) (*assay.Suite, error) {
 	return suite, nil
 }
 
+// Record returns the record root of the project that dir is in, from its project
+// file alone: whoever only reads results needs no definitions, and they may be
+// broken or many. A project file that cannot be read leaves the usual place.
+func Record(dir string, o Options) (string, error) {
+	root, err := Root(dir)
+	if err != nil {
+		return "", err
+	}
+	real, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return "", fault.Wrap(err, fault.Config, "project-missing", "open the project folder")
+	}
+	l := &loader{root: root, real: real, kinds: projectfile.Kinds{Sandboxes: o.Sandboxes, Agents: o.Agents}}
+	suite := &assay.Suite{Root: root}
+	l.project(suite)
+	if suite.Record == "" {
+		return filepath.Join(root, ".assay", "record"), nil
+	}
+	return suite.Record, nil
+}
+
 // loader is one Load.
 type loader struct {
 	root, real string
