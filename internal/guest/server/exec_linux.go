@@ -29,7 +29,8 @@ func (s *server) exec(st *wire.Stream, req *wire.ExecRequest) wire.Message {
 	before, orphans := s.oom.count(), s.reaper.orphans()
 	sup, err := s.dispatch(req, p.child)
 	p.closeChild()
-	s.crew.fill()
+	spare := time.AfterFunc(spareDelay, s.crew.fill)
+	defer spare.Stop()
 	if err != nil {
 		p.closeParent()
 		return refuse(wire.CodeFork, "start supervisor: "+err.Error())
@@ -41,6 +42,7 @@ func (s *server) exec(st *wire.Stream, req *wire.ExecRequest) wire.Message {
 		s.crew.release(sup)
 	} else {
 		sup.link.Close()
+		s.crew.fill()
 	}
 	r.OOM = s.oom.count() > before
 	if err := st.SendReply(r); err != nil {
