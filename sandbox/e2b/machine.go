@@ -30,6 +30,7 @@ type machine struct {
 	mu    sync.Mutex
 	pid   int             // of the attachment
 	ctx   context.Context // of the attachment
+	st    *e2bapi.Stream  // of the attachment
 	input *e2bapi.Input
 	unary bool // input goes one call at a time
 }
@@ -76,7 +77,7 @@ func (m *machine) Attach(ctx context.Context, from uint64) (io.ReadCloser, error
 		return nil, errors.Join(err, errors.New("e2b: a process that did not start"))
 	}
 	m.mu.Lock()
-	m.pid, m.ctx = e.Start.PID, ctx
+	m.pid, m.ctx, m.st = e.Start.PID, ctx, st
 	m.closeInput()
 	m.mu.Unlock()
 	return &attachment{m: m, st: st}, nil
@@ -153,13 +154,27 @@ func (m *machine) Send(ctx context.Context, frames []byte) error {
 		}
 		m.mu.Lock()
 		m.input = in
+		st := m.st
 		m.mu.Unlock()
+		go m.watch(in, st)
 	}
 	_, err := in.Write(frames)
 	if err != nil {
 		m.judgeInput(err)
 	}
 	return err
+}
+
+// watch ends an attachment whose input broke: what was sent may be lost.
+func (m *machine) watch(in *e2bapi.Input, st *e2bapi.Stream) {
+	<-in.Done()
+	m.mu.Lock()
+	current := m.input == in
+	m.mu.Unlock()
+	if current {
+		m.judgeInput(in.Err())
+		_ = st.Close() // it is made anew
+	}
 }
 
 // judgeInput gives up on the open request where the server does not know it.

@@ -38,11 +38,16 @@ func (r roomy) Create(ctx context.Context, c sandbox.CreateRequest) (sandbox.Dri
 	return r.Provider.Create(ctx, c)
 }
 
+func (roomy) guest() string { return guestPath }
+
+var guestPath string
+
 func provider(t testing.TB, s *e2btest.Server) roomy {
 	t.Helper()
+	guestPath = guesttest.Build(t)
 	p := e2b.New(e2b.Options{
 		Client: &e2bapi.Client{Key: e2btest.Key, APIURL: s.URL, SandboxURL: s.URL}, CreateEvery: time.Millisecond, CreateBurst: 100,
-		Guest: guesttest.Build(t), Patience: 2 * time.Second,
+		Guest: guestPath, Patience: 2 * time.Second,
 	})
 	t.Cleanup(func() { _ = p.Close() })
 	return roomy{p}

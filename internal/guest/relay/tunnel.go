@@ -212,7 +212,11 @@ const (
 func (t *Tunnel) down() {
 	pause, since := firstPause, time.Now()
 	for {
-		err := t.attach(func() { pause, since = firstPause, time.Now() })
+		well := false
+		err := t.attach(func() { well = true })
+		if well { // until now: patience begins with the cut
+			pause, since = firstPause, time.Now()
+		}
 		switch {
 		case t.ctx.Err() != nil:
 			return

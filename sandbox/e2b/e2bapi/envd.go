@@ -311,7 +311,8 @@ func (s *Stream) Close() error {
 // Input is a stream of input for a process.
 type Input struct {
 	w    *io.PipeWriter
-	done chan error
+	done chan struct{}
+	err  error // set before done is closed
 }
 
 // StreamInput opens one request through which input for a process flows. What it
@@ -324,7 +325,7 @@ func (e *Envd) StreamInput(ctx context.Context, s Selector) (*Input, error) {
 	}
 	req.Header.Set("Content-Type", "application/connect+json")
 	req.Header.Set("Connect-Protocol-Version", "1")
-	in := &Input{w: pw, done: make(chan error, 1)}
+	in := &Input{w: pw, done: make(chan struct{})}
 	go func() {
 		res, err := e.send(req, "process.Process/StreamInput")
 		if err == nil {
@@ -341,7 +342,8 @@ func (e *Envd) StreamInput(ctx context.Context, s Selector) (*Input, error) {
 			err = io.ErrClosedPipe
 		}
 		_ = pr.CloseWithError(err) // a writer learns why
-		in.done <- err
+		in.err = err
+		close(in.done)
 	}()
 	if err := in.message(map[string]any{"start": map[string]any{"process": s}}); err != nil {
 		return nil, errors.Join(err, in.Close())
@@ -385,12 +387,19 @@ func (in *Input) Keepalive() error { return in.message(map[string]any{"keepalive
 // the request came to.
 func (in *Input) Close() error {
 	_ = in.w.Close() // never fails
-	err := <-in.done
-	in.done <- err
-	if errors.Is(err, io.ErrClosedPipe) {
+	<-in.done
+	return in.Err()
+}
+
+// Done is closed when the request has ended.
+func (in *Input) Done() <-chan struct{} { return in.done }
+
+// Err is what the request came to, once Done is closed; nil after Close.
+func (in *Input) Err() error {
+	if errors.Is(in.err, io.ErrClosedPipe) {
 		return nil
 	}
-	return err
+	return in.err
 }
 
 // SendInput writes to a process's input in one call.
