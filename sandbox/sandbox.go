@@ -221,6 +221,9 @@ func (s *Sandbox) RunDeclared(ctx context.Context, c Command, opts CommandOption
 // one argument.
 const maxInline = 96 << 10
 
+// removeLimit bounds the removal of the file of a longer one.
+const removeLimit = 5 * time.Second
+
 func (s *Sandbox) runShell(ctx context.Context, script string, o CommandOptions, throw bool) (Result, error) {
 	shell, err := s.Shell(ctx)
 	if err != nil {
@@ -236,7 +239,22 @@ func (s *Sandbox) runShell(ctx context.Context, script string, o CommandOptions,
 	if err := s.WriteText(ctx, name, script); err != nil {
 		return Result{Partial: true}, err
 	}
-	return s.run(ctx, append(shell, "-c", `f=$1; shift; . "$f"; s=$?; rm -f -- "$f"; exit $s`, "sh", name), o, throw)
+	defer func() { // here, because a script may leave by exit or be ended
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeLimit)
+		defer cancel()
+		s.forgetScript(late, name)
+	}()
+	return s.run(ctx, append(shell, name), o, throw)
+}
+
+// forgetScript removes a script's file. It leaves no evidence of its own, and a
+// rest in /tmp harms nobody.
+func (s *Sandbox) forgetScript(ctx context.Context, name string) {
+	if r, ok := As[Remover](s); ok {
+		_ = r.Remove(ctx, name)
+		return
+	}
+	_, _ = s.d.Exec(ctx, Cmd{Argv: []string{"rm", "-f", "--", name}, Dir: "/", User: s.o.User})
 }
 
 // Shell returns the absolute shell that scripts run with, and its options: bash

@@ -355,3 +355,20 @@ func TestCheckpointErrors(t *testing.T) {
 		}
 	}
 }
+
+// A script that is too long for argv travels as a file, which goes away however
+// the script ends.
+func TestLongScriptsLeaveNoFile(t *testing.T) {
+	_, s := open(t, fake.Script{}, sandbox.Options{})
+	pad := strings.Repeat("# "+strings.Repeat("x", 98)+"\n", 1200)
+	for script, code := range map[string]int{pad + "echo a": 0, pad + "exit 3": 3, pad + "false": 1} {
+		res, err := s.RunShell(t.Context(), script)
+		if err != nil || res.Code != code {
+			t.Errorf("exit %d, want %d: %v %s", res.Code, code, err, res.Stderr)
+		}
+	}
+	res, err := s.RunCommand(t.Context(), []string{"ls", "-a", "/tmp"})
+	if err != nil || strings.Contains(res.Stdout, "script") {
+		t.Errorf("/tmp holds %q: %v", res.Stdout, err)
+	}
+}
