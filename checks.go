@@ -112,7 +112,7 @@ func runCheck(ctx context.Context, s EvalSandbox, c RunCheck) (record.Check, err
 	if err != nil && !errors.As(err, &exit) {
 		if own := (*fault.Timeout)(nil); errors.As(err, &own) && own.Limit == "command-timeout" {
 			// The author's own limit is part of the expectation.
-			return no("the command did not end within %s; it had printed: %s", own.Value, sandbox.Tail(res.Stdout+"\n"+res.Stderr, 400))
+			return no("the command did not end within %s, its own timeout%s", own.Value, printed(res))
 		}
 		return record.Check{}, err
 	}
@@ -120,6 +120,7 @@ func runCheck(ctx context.Context, s EvalSandbox, c RunCheck) (record.Check, err
 		out, _ := no("expected exit %d, received exit %d%s", c.Exit, res.Code, printed(res))
 		if res.Code == 126 || res.Code == 127 {
 			out.Environment = fmt.Sprintf("exit %d: the check's own command could not run; see whether the environment lacks a program", res.Code)
+			out.Detail = fmt.Sprintf("expected exit %d, received exit %d: the check's own command could not run, see whether the environment lacks a program%s", c.Exit, res.Code, printed(res))
 		}
 		if res.OOM {
 			out.Environment = "the check's command was ended for lack of memory"

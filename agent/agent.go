@@ -42,6 +42,9 @@ type Info struct {
 	Identity any
 	// SecretEnv names host variables whose values the agent may see.
 	SecretEnv []string
+	// NeedsSolution is true for an agent that can only run evals with a
+	// solution.
+	NeedsSolution bool
 	// Artifacts are files below the workdir that the agent writes as evidence.
 	// They are never part of the diff.
 	Artifacts []string

@@ -138,8 +138,9 @@ type Info struct {
 	RetryCreate bool
 	// Users says which identities a sandbox can be given.
 	Users UserSupport
-	// Keep, Reuse, Network and Limits say which of those can be asked of it.
-	Keep, Reuse, Network, Limits bool
+	// Keep, Reuse, Network and Limits say which of those can be asked of it;
+	// AllowList that network access can be limited to named hosts.
+	Keep, Reuse, Network, AllowList, Limits bool
 	// Reset is false where the workdir must never be changed by the engine.
 	Reset bool
 	// Warning is printed once per run where the provider is used, or empty.

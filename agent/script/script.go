@@ -109,7 +109,9 @@ func OracleDefinition() agent.Definition {
 }
 
 // Info describes the agent.
-func (Oracle) Info() agent.Info { return agent.Info{Name: "oracle", Coverage: full} }
+func (Oracle) Info() agent.Info {
+	return agent.Info{Name: "oracle", Coverage: full, NeedsSolution: true}
+}
 
 // Send runs the solution.
 func (Oracle) Send(ctx context.Context, s *agent.Session, in agent.Input) (agent.Turn, error) {

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path"
+	"path/filepath"
 	"time"
 
 	"assay"
@@ -79,6 +82,10 @@ func (a *attempt) Send(ctx context.Context, session int, in agent.Input) (agent.
 	}
 	if err != nil {
 		return turn, a.notSent(in, err)
+	}
+	if turn.Status == agent.Failed {
+		// Evidence for checks, and for people who look for the reason.
+		a.diagnostic("agent.run", sandbox.Diagnostic{Code: "agent-turn-failed", Level: sandbox.Warning, Message: fmt.Sprintf("turn %d of the agent failed: %s", in.Turn, turn.Reason)})
 	}
 	return turn, nil
 }
@@ -242,12 +249,52 @@ func (a *attempt) Conclude(ctx context.Context) error {
 		return nil
 	}
 	p, err := a.measure(ctx, "workspace.hidden", func(ctx context.Context) error {
+		if !a.slot.Environment.Info.Reset {
+			// The next attempt works in the same tree and must not see them.
+			if err := a.unhide(ctx, e.Hidden, ""); err != nil {
+				return err
+			}
+		}
 		return a.sb.UploadDirectory(ctx, e.Hidden, "")
 	})
 	if left := a.own(func() { a.rec.Phases = append(a.rec.Phases, *p) }); left != nil {
 		return left
 	}
 	return err
+}
+
+// unhide makes the closing work remove what an upload of the host folder dir to
+// below is about to add. What is there already stays.
+func (a *attempt) unhide(ctx context.Context, dir, below string) error {
+	full := dir
+	if !filepath.IsAbs(full) {
+		full = filepath.Join(a.slot.Eval.Dir, full)
+	}
+	entries, err := os.ReadDir(full)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		p := path.Join(below, e.Name())
+		there, err := a.sb.PathExists(ctx, p)
+		if err != nil {
+			return err
+		}
+		if there {
+			if e.IsDir() {
+				if err := a.unhide(ctx, filepath.Join(dir, e.Name()), p); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if err := a.own(func() {
+			a.push(undo{phase: "sandbox.cleanup", code: "hidden-not-removed", do: func(ctx context.Context) error { return a.sb.Remove(ctx, p) }})
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *attempt) endProcesses(ctx context.Context) error {

@@ -154,7 +154,7 @@ func (b *Board) nextLines() []Line {
 	if len(b.failures) > 0 {
 		lines = append(lines, Line{Kind: Next, Text: fmt.Sprintf("Next: %s %s", b.o.Show, b.failures[0].Locator)})
 	}
-	if b.n[failed]+b.n[errored]+b.n[notrun] > 0 {
+	if b.Conclusion() != event.ConcludedPassed {
 		lines = append(lines, Line{Kind: Next, Text: "Retry: " + b.o.Command})
 	}
 	return lines

@@ -36,13 +36,7 @@ func (a *app) expList() *cobra.Command {
 				if !strings.HasPrefix(string(x.ID), first(args)) || x.Agent == nil {
 					continue
 				}
-				n := 0
-				for j := range suite.Evals {
-					if plan.Selects(x, &suite.Evals[j]) {
-						n++
-					}
-				}
-				rows = append(rows, row{string(x.ID), x.Description, x.Agent.Info().Name, x.Model, n, max(x.Attempts, 1)})
+				rows = append(rows, row{string(x.ID), x.Description, x.Agent.Info().Name, x.Model, plan.Count(suite, x), max(x.Attempts, 1)})
 			}
 			if len(rows) == 0 && len(args) > 0 {
 				return fault.Configf("experiment-unknown", "Run `"+a.w.Name+" exp list` for all.", "no experiment starts with %q", args[0])

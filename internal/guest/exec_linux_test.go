@@ -330,7 +330,7 @@ func TestExecCancelKillsTheTree(t *testing.T) {
 	both(t, func(t *testing.T, g *guesttest.Guest) {
 		for _, grace := range []time.Duration{0, 20 * time.Millisecond} {
 			beat := filepath.Join(t.TempDir(), "beat")
-			mark := fmt.Sprintf("MARK=%s-%d", t.Name(), grace)
+			mark := fmt.Sprintf("MARK=%s-%d-%d", t.Name(), grace, os.Getpid())
 			why := errors.New("enough")
 			ctx, cancel := context.WithCancelCause(t.Context())
 			out := &after{want: "started", f: func() { cancel(why) }}

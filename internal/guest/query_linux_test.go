@@ -255,7 +255,7 @@ func TestLedger(t *testing.T) {
 func TestShutdownAndEnd(t *testing.T) {
 	for _, how := range []string{"shutdown", "close", "kill the runner's end"} {
 		both(t, func(t *testing.T, g *guesttest.Guest) {
-			mark := "MARK=" + t.Name() + how
+			mark := fmt.Sprint("MARK=", t.Name(), how, os.Getpid())
 			sh(t, g, "setsid sleep 1000 & until [ \"$(tr '\\0' ' ' < /proc/$!/cmdline)\" = 'sleep 1000 ' ]; do :; done; sleep 1000 & true", env(mark))
 			if len(marked(t, mark)) == 0 {
 				t.Fatal("nothing runs")
@@ -282,7 +282,7 @@ func TestShutdownAndEnd(t *testing.T) {
 func TestKeep(t *testing.T) {
 	guesttest.Require(t, "root", os.Getuid() == 0, "process namespaces need root")
 	g := guesttest.Start(t, true)
-	mark := "MARK=" + t.Name()
+	mark := fmt.Sprint("MARK=", t.Name(), os.Getpid())
 	sh(t, g, "setsid sleep 1000 & until [ \"$(tr '\\0' ' ' < /proc/$!/cmdline)\" = 'sleep 1000 ' ]; do :; done", env(mark))
 	if err := g.Keep(t.Context()); err != nil {
 		t.Fatal(err)

@@ -90,6 +90,10 @@ func (l *Ledger) call(ctx context.Context, what string, r snapshot.Request) (sna
 }
 
 func code(err error) string {
+	var limit *fault.Timeout
+	if errors.As(err, &limit) {
+		return limit.Limit // our own limit is the reason, whatever it cut
+	}
 	if c := fault.CodeOf(err); c != "" {
 		return c
 	}

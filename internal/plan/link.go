@@ -21,7 +21,7 @@ import (
 // Link makes the plan. The error joins every problem of the whole selection,
 // each a *fault.Error; no provider was asked for more than a key.
 func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (*Plan, error) {
-	l := linker{suite: suite, sel: sel, prior: prior, envs: map[string]*Environment{}, problems: map[string]*problem{}, seen: map[*assay.Eval]bool{}}
+	l := linker{suite: suite, sel: sel, prior: prior, envs: map[string]*Environment{}, problems: map[string]*problem{}, seen: map[*assay.Eval]bool{}, gated: map[ref.EvalID]bool{}}
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
@@ -47,6 +47,12 @@ func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (
 	if err := l.joined(); err != nil {
 		return nil, err
 	}
+	if len(l.ungated) > 0 {
+		p.Notices = append(p.Notices, Notice{"eval-without-gate", fmt.Sprintf("%d evals have no check that decides, so whatever the agent does passes: %s", len(l.ungated), some(l.ungated, 8))})
+	}
+	if len(l.unsolved) > 0 {
+		p.Notices = append(p.Notices, Notice{"eval-solution-missing", fmt.Sprintf("%d pairs will be errored, because the agent needs a solution and the eval has none: %s", len(l.unsolved), some(l.unsolved, 8))})
+	}
 	return p, nil
 }
 
@@ -58,6 +64,9 @@ type linker struct {
 	order    []string
 	problems map[string]*problem
 	seen     map[*assay.Eval]bool // whose files were looked at
+	gated    map[ref.EvalID]bool  // whose checks were looked at
+	ungated  []string             // evals without a check that decides
+	unsolved []string             // pairs of an agent that needs a solution
 	inert    bool
 }
 
@@ -249,7 +258,29 @@ func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval
 		l.commands(name, levels, e, s.Environment.Info)
 	}
 	l.files(e)
+	l.gates(x, e)
 	return s
+}
+
+// gates tells of evals that cannot turn red, or cannot turn green.
+func (l *linker) gates(x *Experiment, e *assay.Eval) {
+	if x.Agent.NeedsSolution && e.Solution == nil {
+		l.unsolved = append(l.unsolved, fmt.Sprintf("%s × %s", x.ID, e.ID))
+	}
+	if e.Test != nil || l.gated[e.ID] {
+		return
+	}
+	l.gated[e.ID] = true
+	decides := func(cs []assay.Check) bool {
+		return slices.ContainsFunc(cs, func(c assay.Check) bool { return !c.Soft })
+	}
+	ok := decides(e.Checks)
+	for _, t := range e.Turns {
+		ok = ok || decides(t.Checks)
+	}
+	if !ok {
+		l.ungated = append(l.ungated, string(e.ID))
+	}
 }
 
 // files confines what an eval uploads to the project. Each eval is looked at
@@ -387,6 +418,8 @@ func (l *linker) supported(pair string, s sandbox.Settings, info sandbox.Info) {
 	}
 	if m := s.Network.Mode; m != "" && m != "default" && !info.Network {
 		refuse("sandbox.network-unsupported", "Remove `network:`, or use a provider that isolates.", "cannot limit the network to "+m)
+	} else if m == "allow" && !info.AllowList {
+		refuse("sandbox.network-unsupported", "Use `network: none` or `network: default`, or a provider with allow-lists, such as native.", "cannot limit the network to named hosts")
 	}
 	if s.Resources != (sandbox.Resources{}) && !info.Limits {
 		refuse("sandbox.limits-unsupported", "Remove `resources:`, or use a provider that isolates.", "cannot limit resources")

@@ -56,9 +56,26 @@ func selectExperiments(all []assay.Experiment, sel string) ([]*assay.Experiment,
 	return nil, fault.Configf("experiment-unknown", "Name one of: "+some(near(sel, ids), 12)+".", "no experiment matches %q", sel)
 }
 
-// matches reports whether an eval id is selected by a prefix: the id itself, a
-// directory with or without its slash, or the start of a name.
-func matches(id ref.EvalID, prefix string) bool { return strings.HasPrefix(string(id), prefix) }
+// evalIDs are the ids of all evals.
+type evalIDs map[ref.EvalID]bool
+
+func idsOf(suite *assay.Suite) evalIDs {
+	ids := make(evalIDs, len(suite.Evals))
+	for i := range suite.Evals {
+		ids[suite.Evals[i].ID] = true
+	}
+	return ids
+}
+
+// matches reports whether an eval id is selected by a prefix: a whole id selects
+// that eval alone, also when it begins others; else a directory with or without
+// its slash, or the start of a name.
+func (ids evalIDs) matches(id ref.EvalID, prefix string) bool {
+	if ids[ref.EvalID(prefix)] {
+		return string(id) == prefix
+	}
+	return strings.HasPrefix(string(id), prefix)
+}
 
 // selectEvals returns, per experiment, the evals that it and the command line
 // select, in discovery order.
@@ -67,20 +84,26 @@ func selectEvals(suite *assay.Suite, exps []*assay.Experiment, sel Selection) ([
 		return nil, []error{fault.Configf("evals-missing", "Add an eval below evals/, or run `assay init` in an empty folder.", "the project has no evals")}
 	}
 	var problems []error
+	all := idsOf(suite)
 	used := make([]bool, len(sel.Evals))
+	tagUsed := map[string]bool{}
 	out := make([][]*assay.Eval, len(exps))
 	total := 0
 	for i, x := range exps {
+		own := map[string]bool{}
 		for j := range suite.Evals {
 			e := &suite.Evals[j]
-			if !Selects(x, e) {
+			if !all.selects(x, e, own) {
 				continue
 			}
 			named := len(sel.Evals) == 0
 			for k, prefix := range sel.Evals {
-				if matches(e.ID, strings.TrimPrefix(prefix, "evals/")) {
+				if all.matches(e.ID, strings.TrimPrefix(prefix, "evals/")) {
 					named, used[k] = true, true
 				}
+			}
+			for _, t := range e.Tags {
+				tagUsed[t] = tagUsed[t] || named
 			}
 			if !named || !tagged(e.Tags, sel.Tags) {
 				continue
@@ -88,6 +111,11 @@ func selectEvals(suite *assay.Suite, exps []*assay.Experiment, sel Selection) ([
 			out[i] = append(out[i], e)
 		}
 		total += len(out[i])
+		for _, p := range x.Evals {
+			if p != "*" && !own[p] {
+				problems = append(problems, fault.Configf("eval-prefix-unmatched", "Correct `evals:` of the experiment; `assay list` names the evals.", "experiment %s selects %q, which matches no eval", x.ID, p))
+			}
+		}
 	}
 	ids := make([]string, len(suite.Evals))
 	for j := range suite.Evals {
@@ -96,6 +124,11 @@ func selectEvals(suite *assay.Suite, exps []*assay.Experiment, sel Selection) ([
 	for k, prefix := range sel.Evals {
 		if !used[k] {
 			problems = append(problems, fault.Configf("eval-prefix-unmatched", "Name one of: "+some(near(prefix, ids), 12)+".", "the eval prefix %q matches no eval of the selected experiments", prefix))
+		}
+	}
+	for _, t := range sel.Tags {
+		if !tagUsed[t] && total > 0 {
+			problems = append(problems, fault.Configf("tag-unmatched", "`assay list` shows the tags.", "no selected eval has the tag %s", t))
 		}
 	}
 	if total == 0 && len(problems) == 0 {
@@ -113,13 +146,28 @@ func tagged(have, want []string) bool {
 	return len(want) == 0 || slices.ContainsFunc(want, func(t string) bool { return slices.Contains(have, t) })
 }
 
-// Selects tells whether an experiment's own fields select an eval.
-// Selects reports whether an experiment's own evals field and function select an
-// eval.
-func Selects(x *assay.Experiment, e *assay.Eval) bool {
+// Count is how many evals an experiment itself selects.
+func Count(suite *assay.Suite, x *assay.Experiment) int {
+	all, n := idsOf(suite), 0
+	for i := range suite.Evals {
+		if all.selects(x, &suite.Evals[i], nil) {
+			n++
+		}
+	}
+	return n
+}
+
+// selects reports whether an experiment's own evals field and function select an
+// eval, and notes in used which of its prefixes did.
+func (ids evalIDs) selects(x *assay.Experiment, e *assay.Eval, used map[string]bool) bool {
 	ok := len(x.Evals) == 0
 	for _, p := range x.Evals {
-		ok = ok || p == "*" || matches(e.ID, p)
+		if p == "*" || ids.matches(e.ID, p) {
+			ok = true
+			if used != nil {
+				used[p] = true
+			}
+		}
 	}
 	return ok && (x.Select == nil || x.Select(*e))
 }

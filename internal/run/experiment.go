@@ -283,6 +283,10 @@ func (x *experiment) count(s *plan.Slot, a *record.Attempt, res attempt.Result) 
 	}
 	if a.CostUSD != nil {
 		x.spent += *a.CostUSD
+		if x.x.Budget > 0 && x.spent >= x.x.Budget && !x.overdrawn {
+			x.overdrawn = true
+			events = append(events, event.Budget{Experiment: x.x.ID, SpentUSD: x.spent, Limit: x.x.Budget})
+		}
 	} else if res.AgentRan && x.x.Budget > 0 {
 		if x.blind++; x.blind == 3 {
 			diag(record.Diagnostic{Code: "budget-unenforceable", Level: "warning", Message: fmt.Sprintf("the budget of experiment %s cannot be enforced: three attempts ran the agent and none told its cost", x.x.ID), Count: 1})

@@ -37,7 +37,17 @@ var _ Store = (*DirStore)(nil)
 // that is a link, belongs to another user or is open to others is refused with
 // the code "ledger-store-unsafe": somebody else could have prepared it.
 func OpenStore(dir string) (*DirStore, error) {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, fs.ErrNotExist) {
+		// An image without /tmp: everything that runs in it may need one.
+		if err = os.MkdirAll(filepath.Dir(dir), 0o777); err == nil {
+			err = os.Chmod(filepath.Dir(dir), 0o777|fs.ModeSticky)
+		}
+		if err == nil {
+			err = os.Mkdir(dir, 0o700)
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, storeErr("make the store", err)
 	}
 	var st unix.Stat_t

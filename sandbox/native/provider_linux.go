@@ -56,7 +56,7 @@ func (p *Provider) identities() identities {
 func (p *Provider) Info() sandbox.Info {
 	info := sandbox.Info{
 		Kind: Kind, Concurrency: max(4, 2*runtime.NumCPU()), RetryCreate: true,
-		Reuse: true, Network: true, Limits: true, Reset: true,
+		Reuse: true, Network: true, AllowList: true, Limits: true, Reset: true,
 	}
 	if p.identities().many {
 		info.Users = sandbox.UsersAny

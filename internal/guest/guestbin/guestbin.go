@@ -1,10 +1,12 @@
 // Package guestbin finds a guest binary on the host: embedded in this program,
-// named by ASSAY_GUEST, beside this program, or this program itself.
+// named by ASSAY_GUEST, beside this program, this program itself, or built with
+// the go tool.
 package guestbin
 
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"debug/elf"
 	"errors"
@@ -12,10 +14,12 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"assay/fault"
 	"assay/internal/guest/server"
@@ -37,11 +41,71 @@ var serveArgs = []string{server.ServeArg}
 // Find returns a guest for the given system and architecture, in Go's names. The
 // first of these that there is: embedded in this program (unpacked once into the
 // user's cache), the file that ASSAY_GUEST names, assay-guest-<os>-<arch> beside
-// this program, and on Linux this program itself when it is statically linked
-// and of that architecture. Otherwise the error has code guest-missing.
+// this program, on Linux this program itself when it is statically linked and of
+// that architecture, and one built with the go tool, when this program is run
+// inside of a module. Otherwise the error has code guest-missing.
 func Find(goos, goarch string) (Guest, error) {
 	find := finder{embedded: embedded, cache: os.UserCacheDir, env: os.Getenv(EnvVar), self: os.Executable, serves: selfServes.Load()}
-	return find.find(goos, goarch)
+	g, err := find.find(goos, goarch)
+	if fault.CodeOf(err) == "guest-missing" && find.env == "" && find.serves {
+		if built, berr := build(goos, goarch); berr == nil {
+			return built, nil
+		}
+	}
+	return g, err
+}
+
+// builds remembers what build made, by system and architecture.
+var builds sync.Map
+
+// buildLimit bounds one run of the go tool.
+const buildLimit = 3 * time.Minute
+
+// build makes a guest with the go tool: `go run` and `go build` of a program
+// link it dynamically where there is a C compiler, and then it cannot be the
+// first process of an image. It works in a module that has this one in its
+// build list, which is where such programs are run.
+func build(goos, goarch string) (Guest, error) {
+	type result struct {
+		g   Guest
+		err error
+	}
+	once, _ := builds.LoadOrStore(goos+"/"+goarch, sync.OnceValue(func() result {
+		tool, err := exec.LookPath("go")
+		if err != nil {
+			return result{err: err}
+		}
+		dir, err := os.UserCacheDir()
+		if err != nil {
+			return result{err: err}
+		}
+		dir = filepath.Join(dir, "assay", "guest")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return result{err: err}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), buildLimit)
+		defer cancel()
+		tmp := filepath.Join(dir, fmt.Sprintf(".built-%d-%s-%s", os.Getpid(), goos, goarch))
+		defer os.Remove(tmp)
+		cmd := exec.CommandContext(ctx, tool, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", tmp, "assay/cmd/assay-guest")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos, "GOARCH="+goarch)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return result{err: fmt.Errorf("build a guest: %w: %s", err, out)}
+		}
+		// The file is named by its content: a program that still uses an older
+		// one keeps it.
+		body, err := os.ReadFile(tmp)
+		if err != nil {
+			return result{err: err}
+		}
+		path := filepath.Join(dir, fmt.Sprintf("built-%x", sha256.Sum256(body)))
+		if err := os.Rename(tmp, path); err != nil {
+			return result{err: err}
+		}
+		return result{g: Guest{path, serveArgs}}
+	}))
+	r := once.(func() result)()
+	return r.g, r.err
 }
 
 // FindForHost is Find for processes on this very host: here this program may
@@ -104,7 +168,7 @@ func (f finder) find(goos, goarch string) (Guest, error) {
 	return Guest{}, &fault.Error{
 		Class: fault.Config, Scope: fault.ScopeRun, Code: "guest-missing",
 		What: "no guest binary for " + goos + "/" + goarch,
-		Fix:  "put " + name + " beside the program, or name it in " + EnvVar,
+		Fix:  "Build this program with CGO_ENABLED=0, so that it can serve itself; or put " + name + " beside it, or name that file in " + EnvVar + ". `./dev build` of the sources makes both.",
 		Err:  err,
 	}
 }
