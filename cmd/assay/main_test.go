@@ -15,6 +15,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"assay/internal/guest/guesttest"
 	"assay/record"
 )
 
@@ -25,6 +26,8 @@ func TestMain(m *testing.M) {
 // TestScripts runs the command as a program over the stories in testdata. Set
 // UPDATE_SCRIPTS=1 to rewrite what they expect.
 func TestScripts(t *testing.T) {
+	// This test binary answers to its own name only, so it is no guest.
+	guest := guesttest.Build(t)
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script", UpdateScripts: os.Getenv("UPDATE_SCRIPTS") != "",
 		Setup: func(e *testscript.Env) error {
@@ -32,6 +35,7 @@ func TestScripts(t *testing.T) {
 			// found there.
 			e.Setenv("HOME", e.WorkDir)
 			e.Setenv("CI", "")
+			e.Setenv("ASSAY_GUEST", guest)
 			return nil
 		},
 	})
