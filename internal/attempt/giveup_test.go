@@ -243,3 +243,57 @@ func goexit(context.Context, *sandbox.Sandbox, sandbox.Notes) error {
 	runtime.Goexit()
 	return nil
 }
+
+// keeper is a provider whose environment outlives its sandboxes, and in which no
+// command can run after the agent's turn.
+type keeper struct {
+	*fake.Provider
+	removed *[]string
+}
+
+func (k keeper) Info() sandbox.Info {
+	i := k.Provider.Info()
+	i.Reset = false
+	return i
+}
+
+func (k keeper) Create(ctx context.Context, r sandbox.CreateRequest) (sandbox.Driver, error) {
+	d, err := k.Provider.Create(ctx, r)
+	return lostDriver{d, k.removed}, err
+}
+
+type lostDriver struct {
+	sandbox.Driver
+	removed *[]string
+}
+
+func (d lostDriver) Unwrap() sandbox.Driver { return d.Driver }
+
+func (d lostDriver) Exec(context.Context, sandbox.Cmd) (sandbox.Exit, error) {
+	return sandbox.Exit{}, sandbox.ErrUnusable
+}
+
+func (d lostDriver) Remove(_ context.Context, p string) error {
+	*d.removed = append(*d.removed, p)
+	return nil
+}
+
+func TestWhatLiesBesideTheAgentGoesAlsoFromALostSandbox(t *testing.T) {
+	p := fake.New(fake.Script{})
+	var removed []string
+	tmpl, _ := p.Layer().Template()
+	tmpl.Provider = keeper{p, &removed}
+	r := newRig(t, assay.Suite{
+		Experiments: []assay.Experiment{{ID: "x", Agent: script.Agent{Turns: []script.Turn{{Commands: []string{"true"}}}}, Sandbox: sandbox.From(tmpl)}},
+		Evals:       []assay.Eval{{ID: "e", Prompt: "go"}},
+	})
+	a := r.run(t.Context(), r.plan.Slots()[0]).Sealed.Attempt
+	if a.Verdict != record.Errored || len(removed) != 1 || !strings.HasPrefix(removed[0], "/tmp/") {
+		t.Errorf("verdict %s, removed %q", a.Verdict, removed)
+	}
+	for _, d := range a.Diagnostics {
+		if d.Code == "scratch-not-removed" {
+			t.Errorf("diagnostic %+v", d)
+		}
+	}
+}

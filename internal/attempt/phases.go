@@ -76,6 +76,11 @@ func (a *attempt) create(ctx context.Context) error {
 		// The environment outlives the attempt, so what was put beside the
 		// agent is taken away again.
 		a.push(undo{phase: "sandbox.cleanup", code: "scratch-not-removed", do: func(ctx context.Context) error {
+			// Not through the face: what was put on the host is taken away
+			// also where no command can run any more.
+			if r, ok := sandbox.As[sandbox.Remover](a.sb); ok {
+				return r.Remove(ctx, a.scratch)
+			}
 			return a.sb.Remove(ctx, a.scratch)
 		}})
 	}
