@@ -35,11 +35,12 @@ type Agent struct {
 	OTelPlugin    string   `yaml:"otelPlugin" json:"otelPlugin,omitempty" doc:"The telemetry plugin, as name==version; a part of the install's fingerprint."`
 	PythonPlugins []string `yaml:"pythonPlugins" json:"pythonPlugins,omitempty" doc:"Further Python plugins, as name==version; a part of the install's fingerprint."`
 
-	APIKeyEnv string                  `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key; default BUB_API_KEY."`
-	BaseURL   string                  `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The address of the model's service, with /v1 (BUB_API_BASE)."`
-	Env       map[string]string       `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
-	SecretEnv []string                `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
-	Prices    map[string]coding.Price `yaml:"prices" json:"prices,omitempty" doc:"USD per million tokens, by model, for models without a built-in price."`
+	APIKeyEnv  string                  `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key; default BUB_API_KEY."`
+	BaseURL    string                  `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The address of the model's service, with /v1 (BUB_API_BASE)."`
+	BaseURLEnv string                  `yaml:"baseUrlEnv" json:"-" format:"env" doc:"A host variable that holds the address where it is set; baseUrl counts where it is not."`
+	Env        map[string]string       `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
+	SecretEnv  []string                `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
+	Prices     map[string]coding.Price `yaml:"prices" json:"prices,omitempty" doc:"USD per million tokens, by model, for models without a built-in price."`
 
 	PostSetup   []string `yaml:"postSetup" json:"postSetup,omitempty" doc:"Commands after everything is installed."`
 	PreTeardown []string `yaml:"preTeardown" json:"preTeardown,omitempty" doc:"Commands before it is taken away."`
@@ -52,6 +53,7 @@ func Definition() agent.Definition {
 		Options: func() any { return new(Agent) },
 		Agent: func(options any, _ string) (agent.Agent, error) {
 			a := *options.(*Agent)
+			a.BaseURL = coding.BaseURL(a.BaseURL, a.BaseURLEnv)
 			return a, a.validate()
 		},
 		Remedy: "BUB_API_KEY, and an image with bub and its plugins (`uv tool install`).",

@@ -29,10 +29,11 @@ type Agent struct {
 	Version string `yaml:"version" json:"version" doc:"The exact version; default 2.1.207."`
 	Install string `yaml:"install" json:"install,omitempty" enum:"staged,sandbox,never" doc:"How a missing CLI is installed; default staged, else by npm in the sandbox."`
 
-	APIKeyEnv string            `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key; default ANTHROPIC_API_KEY."`
-	BaseURL   string            `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The model service's address, without /v1."`
-	Env       map[string]string `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
-	SecretEnv []string          `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
+	APIKeyEnv  string            `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key; default ANTHROPIC_API_KEY."`
+	BaseURL    string            `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The model service's address, without /v1."`
+	BaseURLEnv string            `yaml:"baseUrlEnv" json:"-" format:"env" doc:"A host variable that holds the address where it is set; baseUrl counts where it is not."`
+	Env        map[string]string `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
+	SecretEnv  []string          `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
 
 	MaxTurns           int                `yaml:"maxTurns" json:"maxTurns,omitempty" min:"0" doc:"The most model calls of a turn."`
 	AppendSystemPrompt string             `yaml:"appendSystemPrompt" json:"appendSystemPrompt,omitempty" doc:"Text after the CLI's own system prompt."`
@@ -56,7 +57,7 @@ func Definition() agent.Definition {
 		Options: func() any { return new(Agent) },
 		Agent: func(options any, dir string) (agent.Agent, error) {
 			a := *options.(*Agent)
-			a.Dir = dir
+			a.Dir, a.BaseURL = dir, coding.BaseURL(a.BaseURL, a.BaseURLEnv)
 			return a, a.validate()
 		},
 		Remedy: "ANTHROPIC_API_KEY, a user other than root in the sandbox, and the CLI in the image or npm on this host.",

@@ -31,10 +31,11 @@ type Agent struct {
 	Version string `yaml:"version" json:"version" doc:"The exact version; default 0.144.1."`
 	Install string `yaml:"install" json:"install,omitempty" enum:"staged,sandbox,never" doc:"How a missing CLI is installed; default staged, else by npm in the sandbox."`
 
-	APIKeyEnv string            `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key; default CODEX_API_KEY."`
-	BaseURL   string            `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The address of another service with the Responses API, with /v1."`
-	Env       map[string]string `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
-	SecretEnv []string          `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
+	APIKeyEnv  string            `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key; default CODEX_API_KEY."`
+	BaseURL    string            `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The address of another service with the Responses API, with /v1."`
+	BaseURLEnv string            `yaml:"baseUrlEnv" json:"-" format:"env" doc:"A host variable that holds the address where it is set; baseUrl counts where it is not."`
+	Env        map[string]string `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
+	SecretEnv  []string          `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
 
 	Args         []string                `yaml:"args" json:"args,omitempty" doc:"Further arguments of the CLI."`
 	StallTimeout time.Duration           `yaml:"stallTimeout" json:"stallTimeout,omitempty" doc:"The longest silence while no tool runs; default 10m."`
@@ -56,7 +57,7 @@ func Definition() agent.Definition {
 		Options: func() any { return new(Agent) },
 		Agent: func(options any, dir string) (agent.Agent, error) {
 			a := *options.(*Agent)
-			a.Dir = dir
+			a.Dir, a.BaseURL = dir, coding.BaseURL(a.BaseURL, a.BaseURLEnv)
 			return a, a.validate()
 		},
 		Remedy: "CODEX_API_KEY, and the CLI in the image or npm on this host.",

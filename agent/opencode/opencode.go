@@ -29,13 +29,14 @@ type Agent struct {
 	Version string `yaml:"version" json:"version" doc:"The exact version; default 1.18.33."`
 	Install string `yaml:"install" json:"install,omitempty" enum:"staged,sandbox,never" doc:"How a missing CLI is installed; default staged, else by npm in the sandbox."`
 
-	APIKeyEnv string            `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key, which the CLI gets under the same name; default OPENAI_API_KEY."`
-	BaseURL   string            `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The address of another service, with /v1; the model is then a plain name."`
-	API       string            `yaml:"api" json:"api,omitempty" enum:"chat,responses,messages" doc:"The API of the service at baseUrl; default chat."`
-	Context   int               `yaml:"contextTokens" json:"contextTokens,omitempty" min:"0" doc:"The model's context at baseUrl, in tokens; default 128000."`
-	Output    int               `yaml:"outputTokens" json:"outputTokens,omitempty" min:"0" doc:"The longest answer of the model at baseUrl, in tokens; default 32000."`
-	Env       map[string]string `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
-	SecretEnv []string          `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
+	APIKeyEnv  string            `yaml:"apiKeyEnv" json:"apiKeyEnv,omitempty" format:"env" doc:"The host variable with the key, which the CLI gets under the same name; default OPENAI_API_KEY."`
+	BaseURL    string            `yaml:"baseUrl" json:"baseUrl,omitempty" format:"url" doc:"The address of another service, with /v1; the model is then a plain name."`
+	BaseURLEnv string            `yaml:"baseUrlEnv" json:"-" format:"env" doc:"A host variable that holds the address where it is set; baseUrl counts where it is not."`
+	API        string            `yaml:"api" json:"api,omitempty" enum:"chat,responses,messages" doc:"The API of the service at baseUrl; default chat."`
+	Context    int               `yaml:"contextTokens" json:"contextTokens,omitempty" min:"0" doc:"The model's context at baseUrl, in tokens; default 128000."`
+	Output     int               `yaml:"outputTokens" json:"outputTokens,omitempty" min:"0" doc:"The longest answer of the model at baseUrl, in tokens; default 32000."`
+	Env        map[string]string `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
+	SecretEnv  []string          `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
 
 	Args         []string                `yaml:"args" json:"args,omitempty" doc:"Further arguments of the CLI."`
 	StallTimeout time.Duration           `yaml:"stallTimeout" json:"stallTimeout,omitempty" doc:"The longest silence; default none, because the CLI says nothing while a tool runs."`
@@ -56,7 +57,7 @@ func Definition() agent.Definition {
 		Options: func() any { return new(Agent) },
 		Agent: func(options any, dir string) (agent.Agent, error) {
 			a := *options.(*Agent)
-			a.Dir = dir
+			a.Dir, a.BaseURL = dir, coding.BaseURL(a.BaseURL, a.BaseURLEnv)
 			return a, a.validate()
 		},
 		Remedy: "The model's key, and the CLI in the image or npm on this host; ripgrep in the image for skills.",

@@ -88,7 +88,18 @@ func CheckEnv(env map[string]string) error {
 	return nil
 }
 
-// CheckSkills and CheckPlugins find sources that are not complete.
+// BaseURL is the address that a host variable holds where it is set, else url.
+// The address is a part of an agent's identity either way.
+func BaseURL(url, env string) string {
+	if env != "" {
+		if v := os.Getenv(env); v != "" {
+			return v
+		}
+	}
+	return url
+}
+
+// CheckSkills finds skills without a usable name or source.
 func CheckSkills(skills []Skill) error {
 	for _, k := range skills {
 		if err := k.source().check(); err != nil {

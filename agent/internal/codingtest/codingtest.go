@@ -36,6 +36,7 @@ type Trial struct {
 	Session *agent.Session
 	Notes   *Notes
 	driver  sandbox.Driver
+	env     map[string]string
 	turns   int
 }
 
@@ -76,7 +77,7 @@ func Driver(tb testing.TB) sandbox.Driver {
 
 // Path puts a folder before PATH.
 func (tr *Trial) Path(dir string) {
-	tr.Box = sandbox.New(tr.driver, sandbox.Options{Path: []string{dir}})
+	tr.Box = sandbox.New(tr.driver, sandbox.Options{Path: []string{dir}, Env: tr.env})
 	tr.Session.Sandbox = tr.Box
 }
 
@@ -111,7 +112,10 @@ func Open(t *testing.T, a agent.Agent, model string) *Trial {
 func Bare(t *testing.T, a agent.Agent, model string) *Trial {
 	t.Helper()
 	d := Driver(t)
-	tr := &Trial{T: t, Agent: a, driver: d, Box: sandbox.New(d, sandbox.Options{}), Notes: &Notes{}}
+	tr := &Trial{T: t, Agent: a, driver: d, Notes: &Notes{}}
+	// Login shells of an agent read a home folder; this machine's is not theirs.
+	tr.env = map[string]string{"HOME": t.TempDir()}
+	tr.Box = sandbox.New(d, sandbox.Options{Env: tr.env})
 	scratch := "/tmp/.s-" + ref.New()[18:]
 	secrets := map[string]string{}
 	for _, n := range a.Info().SecretEnv {

@@ -3,6 +3,7 @@ package codingtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -76,7 +77,10 @@ func (tr *Trial) Cancel() {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		_, err := tr.Send(ctx, tr.NewSession(), "hang tool")
+		turn, err := tr.Send(ctx, tr.NewSession(), "hang tool")
+		if err == nil {
+			err = fmt.Errorf("a whole turn: %+v", turn)
+		}
 		done <- err
 	}()
 	await(t, filepath.Join(tr.Box.Workdir(), "started"), done)
