@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"assay/fault"
@@ -63,6 +64,8 @@ type Driver struct {
 	m       Machine
 	t       *relay.Tunnel
 	workdir string
+	shells  map[string]relay.Shell
+	ran     atomic.Bool // a command, which may have changed the shells
 
 	mu      sync.Mutex
 	stopped bool
@@ -128,6 +131,7 @@ func Open(ctx context.Context, o Options) (*Driver, error) {
 	d.Client = got.g
 	d.User = guest.User(h.User)
 	d.Env = environment(h.Env, o.Env)
+	d.shells = h.Shells
 	d.Permit, d.Gone = o.Permit, d.broken
 	if h.Workdir != "" {
 		return fail(fault.Configf("sandbox.workdir", "Choose another `workdir`.", "the working directory cannot be made: %s", h.Workdir))
@@ -173,6 +177,23 @@ func environment(given []string, more map[string]string) map[string]string {
 	}
 	maps.Copy(env, more)
 	return env
+}
+
+// Exec runs a command.
+func (d *Driver) Exec(ctx context.Context, c sandbox.Cmd) (sandbox.Exit, error) {
+	d.ran.Store(true)
+	return d.Box.Exec(ctx, c)
+}
+
+// Stat looks at a path. What the daemon saw of the shells at its start holds
+// until the first command, and saves a request.
+func (d *Driver) Stat(ctx context.Context, p string) (sandbox.FileStat, error) {
+	if !d.ran.Load() && !d.isStopped() && slices.Contains(relay.ShellPaths, p) {
+		if s, ok := d.shells[p]; ok {
+			return sandbox.FileStat{Regular: true, Mode: s.Mode, Size: s.Size, UID: int(s.UID), GID: int(s.GID)}, nil
+		}
+	}
+	return d.Box.Stat(ctx, p)
 }
 
 // ID is the service's identifier.

@@ -138,10 +138,8 @@ func (m *machine) Destroy(ctx context.Context) error {
 func (m *machine) Alive(ctx context.Context) error {
 	s, err := m.api.Session(ctx, m.sid)
 	switch {
-	case vercelapi.StatusOf(err) == http.StatusNotFound:
-		return fmt.Errorf("%w: %w", relay.ErrGone, err)
 	case err != nil:
-		return err
+		return gone(err)
 	case s.Status != "running" && s.Status != "pending":
 		return fmt.Errorf("%w: its session is %s", relay.ErrGone, s.Status)
 	}

@@ -57,7 +57,20 @@ type Hello struct {
 	// Workdir is what was made of the working directory: "" is well, otherwise
 	// why not.
 	Workdir string `json:"workdir,omitempty"`
+	// Shells are those of ShellPaths that exist, before any command ran.
+	Shells map[string]Shell `json:"shells"`
 }
+
+// Shell is a shell as it was found, with symlinks followed.
+type Shell struct {
+	Mode uint32 `json:"mode"` // permission bits
+	Size int64  `json:"size"`
+	UID  uint32 `json:"uid"`
+	GID  uint32 `json:"gid"`
+}
+
+// ShellPaths are the places where Hello.Shells are looked for.
+var ShellPaths = []string{"/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh"}
 
 // User is an identity as the exec server resolves it.
 type User struct {

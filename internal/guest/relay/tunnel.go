@@ -41,7 +41,8 @@ type Options struct {
 	// Idle is how long nothing may come down before a connection counts as
 	// dead; the daemon speaks every Heartbeat. 0 means three Heartbeats.
 	Idle time.Duration
-	// Linger is how long a write waits for others to travel with it.
+	// Linger is how long a write waits, at least twice, for others to travel with
+	// it; 0 does not wait.
 	Linger time.Duration
 }
 
@@ -358,13 +359,7 @@ func (t *Tunnel) up() {
 		case <-t.ctx.Done():
 			return
 		}
-		if t.o.Linger > 0 {
-			select {
-			case <-time.After(t.o.Linger):
-			case <-t.ctx.Done():
-				return
-			}
-		}
+		t.linger()
 		frames, upTo, told := t.batch()
 		if frames == nil {
 			continue
@@ -391,6 +386,31 @@ func (t *Tunnel) up() {
 		stall.Reset(StallAfter)
 		if more {
 			poke(t.work)
+		}
+	}
+}
+
+// linger waits until nothing more is written for a while: what belongs together
+// travels together. A stream of bytes does not wait for its end.
+func (t *Tunnel) linger() {
+	if t.o.Linger <= 0 {
+		return
+	}
+	have, quiet := -1, 0
+	for range 8 {
+		t.mu.Lock()
+		n := len(t.pending)
+		t.mu.Unlock()
+		if quiet++; n != have {
+			quiet = 0
+		}
+		if have = n; quiet == 2 {
+			return
+		}
+		select {
+		case <-time.After(t.o.Linger):
+		case <-t.ctx.Done():
+			return
 		}
 	}
 }

@@ -167,6 +167,12 @@ func introduce(program, workdir string) ([]byte, error) {
 		return nil, err
 	}
 	hello.User = relay.User{Name: u.Name, UID: u.UID, GID: u.GID, Groups: u.Groups, Home: u.Home, Shell: u.Shell}
+	hello.Shells = map[string]relay.Shell{}
+	for _, p := range relay.ShellPaths {
+		if err := unix.Stat(p, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
+			hello.Shells[p] = relay.Shell{Mode: st.Mode & 0o777, Size: st.Size, UID: st.Uid, GID: st.Gid}
+		}
+	}
 	if workdir != "" {
 		if err := makeWorkdir(workdir, int(u.UID), int(u.GID)); err != nil {
 			hello.Workdir = err.Error()

@@ -276,7 +276,7 @@ func (s *Server) in(do func(http.ResponseWriter, *http.Request, *session), stopp
 		switch {
 		case se == nil:
 			fail(w, http.StatusNotFound, "not_found", "Session not found")
-		case status == "stopping" || status == "snapshotting":
+		case (status == "stopping" || status == "snapshotting") && !stopped:
 			fail(w, http.StatusUnprocessableEntity, "sandbox_"+status, "Sandbox is "+status)
 		case status != "running" && !stopped:
 			fail(w, http.StatusGone, "sandbox_stopped", "Sandbox has stopped")
