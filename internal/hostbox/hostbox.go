@@ -40,8 +40,10 @@ type Command struct {
 	GID  int
 	// Stdin, when it is set, gives the command an input that Proc.Stdin feeds.
 	Stdin bool
-	// Stdout and Stderr get the output until every holder of it has closed it.
+	// Stdout and Stderr get the output until every holder of it has closed it,
+	// or, with Drain, for that long after the command's own end.
 	Stdout, Stderr io.Writer
+	Drain          time.Duration
 }
 
 // Exit is how a command ended.

@@ -244,7 +244,7 @@ func (b *Box) Run(c Command) (*Proc, error) {
 	}
 	p := &Proc{b: b, done: make(chan struct{})}
 	// A shell looks the program up and reports what cannot be run.
-	p.cmd = &exec.Cmd{Path: "/bin/sh", Args: append([]string{"/bin/sh", "-c", `exec "$@"`, "sh"}, c.Argv...), Env: c.Env, Dir: c.Dir, Stdout: c.Stdout, Stderr: c.Stderr}
+	p.cmd = &exec.Cmd{Path: "/bin/sh", Args: append([]string{"/bin/sh", "-c", `exec "$@"`, "sh"}, c.Argv...), Env: c.Env, Dir: c.Dir, Stdout: c.Stdout, Stderr: c.Stderr, WaitDelay: c.Drain}
 	if c.Env == nil {
 		p.cmd.Env = []string{}
 	}

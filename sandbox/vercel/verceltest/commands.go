@@ -100,7 +100,7 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request, se *session) {
 	for k, v := range env {
 		list = append(list, k+"="+v)
 	}
-	p, err := se.machine.Run(hostbox.Command{Argv: append([]string{in.Command}, c.args...), Dir: c.cwd, Env: list, UID: uid, GID: uid, Stdout: sink{c, "stdout"}, Stderr: sink{c, "stderr"}})
+	p, err := se.machine.Run(hostbox.Command{Argv: append([]string{in.Command}, c.args...), Dir: c.cwd, Env: list, UID: uid, GID: uid, Stdout: sink{c, "stdout"}, Stderr: sink{c, "stderr"}, Drain: 200 * time.Millisecond})
 	if errors.Is(err, hostbox.ErrNoDir) {
 		fail(w, http.StatusBadRequest, "bad_request", "the working directory does not exist: "+c.cwd)
 		return
