@@ -50,7 +50,7 @@ func standIn(t *testing.T) *codingtest.Trial {
 func TestStandIn(t *testing.T) {
 	tr := standIn(t)
 	for range 2 { // the tape goes on; each turn is its own part of it
-		turn := tr.Turn("work, please")
+		turn := tr.Turn("work and count, please")
 		if turn.Message != "finished" || turn.Status != agent.Completed || len(turn.Events) != 3 || *turn.Usage.InputTokens != 24 {
 			t.Errorf("turn = %+v", turn)
 		}

@@ -6,7 +6,9 @@ half() { printf %s "$1" | md5sum | cut -c1-16; }
 tape="$BUB_HOME/tapes/$(half "$2")__$(half "$5").jsonl"
 mkdir -p "${tape%/*}"
 say() { printf '{"id": 1, "kind": "%s", "payload": %s, "meta": {}, "date": "2026-07-01T10:00:00+00:00"}\n' "$1" "$2" >>"$tape"; }
-run() { say event "{\"name\": \"run\", \"data\": {\"status\": \"$1\", \"usage\": {\"prompt_tokens\": 12, \"completion_tokens\": 3}}}"; }
+usage=
+case "$7" in *count*) usage=', "usage": {"prompt_tokens": 12, "completion_tokens": 3}' ;; esac
+run() { say event "{\"name\": \"run\", \"data\": {\"status\": \"$1\"$usage}}"; }
 case "$7" in
 *fail*) say error '{"kind": "temporary", "message": "Error code: 429 - rate limit"}'; run error; exit 1 ;;
 *cut*) say tool_call '{"calls": [{"id": "c", "function": {"name": "bash", "arguments": "{}"}}]}'; run ok; exit 0 ;;

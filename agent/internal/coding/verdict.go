@@ -67,6 +67,15 @@ func Conclude(s *agent.Session, name string, normal agent.Coverage, ran Ran, t *
 		Status: agent.Completed, Message: t.Message, Events: t.Events, Usage: end.Usage, Coverage: t.Coverage(normal),
 		Exit: ran.Exit, StopReason: end.StopReason,
 	}
+	if end.Usage == nil && normal.Usage != "" && normal.Usage != agent.None {
+		// Nobody counted, so an upper bound proves nothing.
+		c := normal
+		if turn.Coverage != nil {
+			c = *turn.Coverage
+		}
+		c.Usage = agent.None
+		turn.Coverage = &c
+	}
 	if end.Failed {
 		turn.Status, turn.Reason = agent.Failed, end.Reason
 	}
