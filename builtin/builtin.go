@@ -12,14 +12,16 @@ import (
 	"assay/agent/script"
 	"assay/sandbox"
 	"assay/sandbox/docker"
+	"assay/sandbox/e2b"
 	"assay/sandbox/fake"
 	"assay/sandbox/local"
 	"assay/sandbox/native"
+	"assay/sandbox/vercel"
 )
 
 // Sandboxes are the providers that files may name.
 func Sandboxes() *sandbox.Registry {
-	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), local.Definition(), native.Definition(), fake.Definition())
+	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), local.Definition(), native.Definition(), e2b.Definition(), vercel.Definition(), fake.Definition())
 }
 
 // Agents are the agents that files may name.

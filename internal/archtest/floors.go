@@ -17,6 +17,7 @@ var house = rules{
 		{"1", []string{"sandbox", "record", "judge", "internal/schedule", "internal/kept"}},
 		{"1 events", []string{"internal/event"}},
 		{"1 box", []string{"internal/guestbox", "internal/ocistore"}},
+		{"1 cloud", []string{"internal/cloudbox", "internal/hostbox"}},
 		{"2", []string{
 			"sandbox/docker/...", "sandbox/compose/...", "sandbox/e2b/...", "sandbox/vercel/...", "sandbox/k8s/...",
 			"sandbox/local/...", "sandbox/native/...", "sandbox/fake/...", "sandbox/sandboxtest",
