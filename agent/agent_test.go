@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -32,6 +33,11 @@ func TestReadEvents(t *testing.T) {
 		{"type of another shape", `{"type":7}`, nil, 1},
 		{"half", `{"type":"mess`, nil, 1},
 		{"two in a line", `{"type":"usage"}{"type":"usage"}`, nil, 1},
+		{"usage below zero", `{"type":"usage","usage":{"inputTokens":-5}}`, nil, 1},
+		{"cost below zero, in another event", `{"type":"message","text":"x","usage":{"costUSD":-0.5}}`, nil, 1},
+		{"cost without end", `{"type":"usage","usage":{"costUSD":1e400}}`, nil, 1},
+		{"usage of another shape", `{"type":"usage","usage":"much"}`, nil, 1},
+		{"usage of nothing", `{"type":"usage","usage":{"inputTokens":0,"costUSD":0}}`, []agent.EventType{"usage"}, 0},
 		{"binary", "\x00\xff\n{\"type\":\"usage\"}\n", []agent.EventType{"usage"}, 1},
 		{"a line of the greatest length", `{"type":"message","text":"` + strings.Repeat("x", agent.MaxEventLine-30) + "\"}\n", []agent.EventType{"message"}, 0},
 		{"a longer line, then another", strings.Repeat("y", agent.MaxEventLine+1) + "\n{\"type\":\"usage\"}\n", []agent.EventType{"usage"}, 1},
@@ -134,6 +140,35 @@ func TestUsage(t *testing.T) {
 	}{{nil, 0, false}, {&agent.Usage{}, 0, false}, {&agent.Usage{Requests: n(3)}, 0, false}, {&agent.Usage{OutputTokens: n(0)}, 0, true}, {sum, 8, true}} {
 		if got, known := c.u.Tokens(); got != c.sum || known != c.known {
 			t.Errorf("%+v: %d tokens, known %v; want %d, %v (reasoning is part of output)", c.u, got, known, c.sum, c.known)
+		}
+	}
+}
+
+func TestUsageCheck(t *testing.T) {
+	f := func(v float64) *float64 { return &v }
+	for _, c := range []struct {
+		u    *agent.Usage
+		want string
+	}{
+		{nil, ""},
+		{&agent.Usage{}, ""},
+		{&agent.Usage{InputTokens: n(0), CacheReadTokens: n(1), CacheCreationTokens: n(2), OutputTokens: n(3), ReasoningTokens: n(4), Requests: n(5), CostUSD: f(0.1)}, ""},
+		{&agent.Usage{InputTokens: n(-1)}, "inputTokens is -1"},
+		{&agent.Usage{CacheReadTokens: n(-1)}, "cacheReadTokens is -1"},
+		{&agent.Usage{CacheCreationTokens: n(-1)}, "cacheCreationTokens is -1"},
+		{&agent.Usage{OutputTokens: n(-1)}, "outputTokens is -1"},
+		{&agent.Usage{ReasoningTokens: n(-1)}, "reasoningTokens is -1"},
+		{&agent.Usage{Requests: n(-1)}, "requests is -1"},
+		{&agent.Usage{CostUSD: f(-2)}, "costUSD is -2"},
+		{&agent.Usage{CostUSD: f(math.NaN())}, "costUSD is NaN"},
+		{&agent.Usage{CostUSD: f(math.Inf(1))}, "costUSD is +Inf"},
+	} {
+		got := ""
+		if err := c.u.Check(); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%+v: %q, want %q", c.u, got, c.want)
 		}
 	}
 }

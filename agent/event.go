@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"math"
 	"time"
 )
 
@@ -79,6 +81,30 @@ func (u *Usage) Add(o *Usage) *Usage {
 	}
 }
 
+// Check returns an error that names a bucket whose value is no possible amount:
+// below zero, not a number or without end. Such a value came from something that
+// the agent wrote; a sum or a budget that took it in would mean nothing.
+func (u *Usage) Check() error {
+	if u == nil {
+		return nil
+	}
+	for _, b := range []struct {
+		name  string
+		value *int64
+	}{
+		{"inputTokens", u.InputTokens}, {"cacheReadTokens", u.CacheReadTokens}, {"cacheCreationTokens", u.CacheCreationTokens},
+		{"outputTokens", u.OutputTokens}, {"reasoningTokens", u.ReasoningTokens}, {"requests", u.Requests},
+	} {
+		if b.value != nil && *b.value < 0 {
+			return fmt.Errorf("%s is %d", b.name, *b.value)
+		}
+	}
+	if c := u.CostUSD; c != nil && (math.IsNaN(*c) || math.IsInf(*c, 0) || *c < 0) {
+		return fmt.Errorf("costUSD is %g", *c)
+	}
+	return nil
+}
+
 // Tokens is the sum of all buckets that were reported, and whether any was.
 func (u *Usage) Tokens() (int64, bool) {
 	if u == nil {
@@ -110,8 +136,9 @@ func add[N int64 | float64](a, b *N) *N {
 const MaxEventLine = 8 << 20
 
 // ReadEvents reads event lines until EOF. Lines that are no JSON object with a
-// type are counted in bad and do not end the reading; events of unknown type
-// are kept with their original in Raw. The error is one of r.
+// type, or that tell an impossible usage, are counted in bad and do not end the
+// reading; events of unknown type are kept with their original in Raw. The error
+// is one of r.
 func ReadEvents(r io.Reader) (events []Event, bad int, err error) {
 	br := bufio.NewReaderSize(r, 64<<10)
 	for {
@@ -141,10 +168,13 @@ func parseEvent(line []byte) (Event, bool) {
 		var head struct {
 			Type EventType `json:"type"`
 		}
-		if json.Unmarshal(line, &head) != nil || head.Type == "" {
-			return Event{}, false
+		if json.Unmarshal(line, &head) != nil || head.Type == "" || head.Type == UsageEvent {
+			return Event{}, false // usage that cannot be read is not zero usage
 		}
 		return Event{Type: head.Type, Raw: bytes.Clone(line)}, true
+	}
+	if ev.Usage.Check() != nil {
+		return Event{}, false
 	}
 	switch ev.Type {
 	case "":
