@@ -61,7 +61,7 @@ func judge(err error) (class fault.Class, code, fix string, scope fault.Scope) {
 		return fault.Config, "sandbox.e2b-forbidden", "Use a key of a team that may use this template and feature.", fault.ScopeExperiment
 	case http.StatusNotFound:
 		if has("template", "tag '") {
-			return fault.Config, "sandbox.template-missing", "Check the template's name and tag, or build it with `assay template build`.", fault.ScopeEval
+			return fault.Config, "sandbox.template-missing", "Check the template's name and tag, or build it first (docs/e2b.md).", fault.ScopeEval
 		}
 		return fault.Unknown, "sandbox.e2b-not-found", "", 0
 	case http.StatusConflict:
@@ -73,7 +73,7 @@ func judge(err error) (class fault.Class, code, fix string, scope fault.Scope) {
 		return fault.Config, "sandbox.e2b-refused", "", 0
 	case http.StatusTooManyRequests:
 		if !e.Limited && has("maximum number of concurrent") {
-			return fault.Transient, "sandbox.e2b-quota", "Lower `--max-concurrency` below the number of sandboxes of the plan, or destroy old ones with `assay sandbox prune`.", 0
+			return fault.Transient, "sandbox.e2b-quota", "Lower `--max-concurrency` below the number of sandboxes of the plan, or destroy sandboxes that are left over.", 0
 		}
 		return fault.Transient, "sandbox.e2b-rate-limit", "Lower `--max-concurrency`.", 0
 	case http.StatusInsufficientStorage:

@@ -41,7 +41,7 @@ func judge(err error) (class fault.Class, code, fix string, scope fault.Scope) {
 	}
 	switch e.Code {
 	case "snapshot_not_found":
-		return fault.Config, "sandbox.template-missing", "Take the snapshot again (`assay snapshot create`) and reference its new id.", fault.ScopeEval
+		return fault.Config, "sandbox.template-missing", "Take the snapshot again (docs/vercel.md) and reference its new id.", fault.ScopeEval
 	case "sandbox_timeout_invalid":
 		return fault.Config, "sandbox.lifetime-too-long", "Lower `lifetime` and `timeout`, or use a plan whose sandboxes may live longer.", fault.ScopeExperiment
 	case "sandbox_stopping", "sandbox_snapshotting", "sandbox_stream_closed":

@@ -315,3 +315,10 @@ func (s *Server) saveDir() string {
 	s.next++
 	return filepath.Join(s.dir, fmt.Sprintf("saved-%d", s.next))
 }
+
+// AddTemplate makes a start point of a name, with an optional ":tag".
+func (s *Server) AddTemplate(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.templates[name] = &template{id: name, alias: name, ready: true, user: "user"}
+}
