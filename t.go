@@ -261,10 +261,21 @@ func (t *T) Conclude(ctx context.Context) {
 	if done {
 		return
 	}
-	if err := t.host.Conclude(ctx); err != nil {
+	err := t.host.Conclude(ctx)
+	if fault.CodeOf(err) == CodeHiddenBlocked {
+		// An agent must not escape its verdict by standing in the way of it.
+		t.assert("hidden", "hidden files are in place", func(context.Context) (record.Check, error) {
+			return no("what the agent left in the workdir stands in the way of the hidden files: %v", err)
+		}).OrStop(ctx)
+	}
+	if err != nil {
 		t.halt(err)
 	}
 }
+
+// CodeHiddenBlocked is the code of a Host's Conclude when something in the
+// workdir stands in the way of the hidden files.
+const CodeHiddenBlocked = "hidden-blocked"
 
 // Outcome is what a body came to.
 type Outcome struct {

@@ -121,9 +121,9 @@ type CommandOptions struct {
 	// Label replaces the command line in summaries.
 	Label string
 	// Trusted runs the command for the grader: PATH keeps only directories that
-	// the layer names and those outside HOME and the workdir, and git reads no
-	// configuration that a user can have written. Shell start-up files are
-	// never read.
+	// the layer names and those outside HOME and the workdir, and git reads
+	// neither the user's nor the system's configuration. Shell start-up files
+	// are never read.
 	Trusted bool
 }
 
@@ -363,6 +363,9 @@ func (s *Sandbox) trusted(env map[string]string) map[string]string {
 	}
 	env["PATH"] = strings.Join(dirs, ":")
 	env["GIT_CONFIG_GLOBAL"], env["GIT_CONFIG_NOSYSTEM"] = "/dev/null", "1"
+	// A repository's own configuration is read by git all the same; at least it
+	// starts no program for a look at the status.
+	env["GIT_CONFIG_COUNT"], env["GIT_CONFIG_KEY_0"], env["GIT_CONFIG_VALUE_0"] = "1", "core.fsmonitor", "false"
 	for _, k := range []string{"BASH_ENV", "ENV", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONSTARTUP", "NODE_OPTIONS", "PROMPT_COMMAND"} {
 		if _, declared := s.o.Env[k]; !declared {
 			delete(env, k)

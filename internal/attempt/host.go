@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -14,6 +15,7 @@ import (
 	"assay"
 	"assay/agent"
 	"assay/fault"
+	"assay/internal/archive"
 	"assay/internal/event"
 	"assay/internal/ledger"
 	"assay/internal/redact"
@@ -109,7 +111,15 @@ func (a *attempt) closeWindow(ctx context.Context, session, turn int) {
 		closing, cancel = a.closing("evidence-limit", evidenceLimit)
 	}
 	defer cancel()
-	if err := a.ledger.AfterSend(closing, session, turn); err != nil {
+	err := a.ledger.AfterSend(closing, session, turn)
+	if err != nil && closing == ctx && ctx.Err() != nil && !interrupted(ctx) {
+		// The deadline cut the recording itself: what the agent did until then
+		// is evidence all the same.
+		again, cancel := a.closing("evidence-limit", evidenceLimit)
+		defer cancel()
+		err = a.ledger.AfterSend(again, session, turn)
+	}
+	if err != nil {
 		a.lost(err)
 		return
 	}
@@ -255,12 +265,27 @@ func (a *attempt) Conclude(ctx context.Context) error {
 				return err
 			}
 		}
-		return a.sb.UploadDirectory(ctx, e.Hidden, "")
+		err := a.sb.UploadDirectory(ctx, e.Hidden, "")
+		if err != nil && ctx.Err() == nil && a.sb.Unusable() == nil && fault.ClassOf(err) != fault.Transient && fault.ClassOf(err) != fault.Resource && a.packs(e.Hidden) {
+			// The transport works and the source can be packed: what is in the
+			// way stands in the workdir, and only the agent put it there.
+			return &fault.Error{Code: assay.CodeHiddenBlocked, What: "the hidden files cannot be put in place", Err: err}
+		}
+		return err
 	})
 	if left := a.own(func() { a.rec.Phases = append(a.rec.Phases, *p) }); left != nil {
 		return left
 	}
 	return err
+}
+
+// packs reports whether a host folder can be packed for an upload.
+func (a *attempt) packs(dir string) bool {
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(a.slot.Eval.Dir, dir)
+	}
+	_, err := archive.PackDir(io.Discard, dir, archive.PackOptions{})
+	return err == nil
 }
 
 // unhide makes the closing work remove what an upload of the host folder dir to

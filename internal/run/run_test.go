@@ -247,6 +247,7 @@ func (s stepper) Teardown(context.Context, *agent.Session) error {
 	s.j.add("agent-teardown")
 	return nil
 }
+
 func (s stepper) Send(context.Context, *agent.Session, agent.Input) (agent.Turn, error) {
 	s.j.add("send")
 	return agent.Turn{Status: agent.Completed}, nil
@@ -986,6 +987,24 @@ func TestARecordThatCannotBeWrittenStopsTheRun(t *testing.T) {
 		}
 		if len(p.Instances("")) != 0 {
 			t.Error("a sandbox is left")
+		}
+	})
+}
+
+// An agent cannot escape a red verdict by standing in the way of the tests.
+func TestAnAgentInTheWayOfHiddenFilesFails(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "hidden", "tests"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "hidden", "tests", "check.sh"), []byte("exit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		e := assay.Eval{ID: "e", Dir: dir, Hidden: "hidden", Prompt: "go", Checks: []assay.Check{{Run: &assay.RunCheck{Command: sandbox.Command{Shell: "sh tests/check.sh"}}}}}
+		st := play(t, one(assay.Experiment{Sandbox: fake.New(fake.Script{}).Layer(), Agent: script.Agent{Turns: []script.Turn{{Commands: []string{"echo x > tests"}}}}}, e), setup{})
+		if a := st.by(t, "e"); a.Verdict != record.Failed {
+			t.Errorf("verdict %s: %+v %+v", a.Verdict, a.Error, a.Checks)
 		}
 	})
 }
