@@ -57,16 +57,18 @@ type Found struct {
 	// Source is "found", "staged" or "sandbox".
 	Source string
 	Digest string
+	why    string // it cannot run
 }
 
-// probe prints the user, the machine and every candidate with its version. A
-// candidate that cannot say its version is not one.
+// probe prints the user, the machine and every candidate with its version, or
+// with why it cannot say one.
 const probe = `id -u
 uname -m
 if ls /lib/ld-musl-* >/dev/null 2>&1; then echo musl; else echo glibc; fi
 for c in "$(command -v "$1")" "$2/$3" "$2/$4" "$2/node_modules/.bin/$1"; do
   [ -n "$c" ] && [ -x "$c" ] || continue
-  v=$(CI=1 "$c" --version </dev/null 2>/dev/null | head -n 1) || continue
+  v=$(CI=1 "$c" --version </dev/null 2>/dev/null | head -n 1)
+  [ -n "$v" ] || v="! $(CI=1 "$c" --version </dev/null 2>&1 | tail -n 1 | tr '\t' ' ')"
   p=$(readlink -f "$c" 2>/dev/null) || p=$c
   printf '%s\t%s\n' "$v" "$p"
 done
@@ -125,7 +127,13 @@ func (c CLI) probe(ctx context.Context, s *agent.Session) (probed, error) {
 	}
 	for _, row := range rows[3:] {
 		if v, at, ok := strings.Cut(row, "\t"); ok {
-			p.found = append(p.found, Found{Path: at, Root: p.uid == "0", Version: versionText.FindString(v), Source: "found"})
+			f := Found{Path: at, Root: p.uid == "0", Source: "found"}
+			if why, broken := strings.CutPrefix(v, "! "); broken {
+				f.why = sandbox.Tail(why, 200)
+			} else {
+				f.Version = versionText.FindString(v)
+			}
+			p.found = append(p.found, f)
 		}
 	}
 	return p, nil
@@ -167,7 +175,12 @@ func (c CLI) Ensure(ctx context.Context, s *agent.Session, how string) (Found, e
 				f.Source = way
 				return c.digest(ctx, s, f), nil
 			}
-			err = fmt.Errorf("it cannot run there")
+			err = errors.New("it cannot run there")
+			for _, f := range p.found {
+				if f.why != "" {
+					err = fmt.Errorf("it cannot run there: %s", f.why)
+				}
+			}
 		}
 		if ctx.Err() != nil {
 			return Found{}, err
@@ -180,7 +193,7 @@ func (c CLI) Ensure(ctx context.Context, s *agent.Session, how string) (Found, e
 func (c CLI) absent(p probed, why []error) error {
 	have := "is not installed"
 	code := "agent-ensure-failed"
-	if len(p.found) > 0 {
+	if len(p.found) > 0 && p.found[0].Version != "" {
 		have = fmt.Sprintf("has version %s at %s", p.found[0].Version, p.found[0].Path)
 		code = "agent-version-mismatch"
 	}

@@ -58,17 +58,16 @@ func (none) Send(context.Context, *agent.Session, agent.Input) (agent.Turn, erro
 }
 
 // run runs a shell script as the agent and concludes as an adapter does.
-func run(t *testing.T, tr *codingtest.Trial, script string, stall time.Duration) (agent.Turn, error, *plain) {
+func run(t *testing.T, tr *codingtest.Trial, script string, stall time.Duration) (agent.Turn, error) {
 	t.Helper()
 	p := &plain{}
 	ran := coding.Run(t.Context(), tr.Session, coding.Process{Argv: []string{"sh", "-c", script}, Stdin: "hello", Stall: stall}, p)
-	turn, err := coding.Conclude(tr.Session, "test", agent.Coverage{Events: agent.Complete, Actions: agent.Complete}, ran, &p.script, coding.End{Said: p.ended}, true)
-	return turn, err, p
+	return coding.Conclude(tr.Session, "test", agent.Coverage{Events: agent.Complete, Actions: agent.Complete}, ran, &p.script, coding.End{Said: p.ended}, true)
 }
 
 func TestProcess(t *testing.T) {
 	tr := codingtest.Bare(t, none{}, "")
-	turn, err, _ := run(t, tr, `printf '{"t":"%s"}\n' "$(cat)"; echo '{"t":"end"}'`, 0)
+	turn, err := run(t, tr, `printf '{"t":"%s"}\n' "$(cat)"; echo '{"t":"end"}'`, 0)
 	if err != nil || turn.Message != "hello" || turn.Coverage != nil || *turn.Exit != 0 {
 		t.Errorf("a good turn: %+v, %v", turn, err)
 	}
@@ -80,17 +79,17 @@ func TestProcess(t *testing.T) {
 		{"aborted", `echo '{"t":"abort"}'; exec tail -f /dev/null`, "agent-aborted"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			turn, err, _ := run(t, tr, c.script, 0)
+			turn, err := run(t, tr, c.script, 0)
 			var se *agent.SendError
 			if !errors.As(err, &se) || fault.CodeOf(err) != c.code || se.Acceptance != agent.Started {
 				t.Errorf("%+v, %s: %v", turn, fault.CodeOf(err), err)
 			}
 		})
 	}
-	if _, err, _ = run(t, tr, `echo '{"t":"hi"}'; exec tail -f /dev/null`, 50*time.Millisecond); fault.CodeOf(err) != "agent-stalled" || fault.ClassOf(err) != fault.Transient {
+	if _, err = run(t, tr, `echo '{"t":"hi"}'; exec tail -f /dev/null`, 50*time.Millisecond); fault.CodeOf(err) != "agent-stalled" || fault.ClassOf(err) != fault.Transient {
 		t.Errorf("silence: %v", err)
 	}
-	turn, err, _ = run(t, tr, `echo noise; echo '{"t":"brand","new":1}'; echo '{"t":"end"}'`, 0)
+	turn, err = run(t, tr, `echo noise; echo '{"t":"brand","new":1}'; echo '{"t":"end"}'`, 0)
 	if err != nil || turn.Coverage == nil || turn.Coverage.Actions != agent.Partial {
 		t.Errorf("noise: %+v, %v", turn.Coverage, err)
 	}
@@ -100,7 +99,7 @@ func TestProcess(t *testing.T) {
 // after the grace, with its turn intact.
 func TestForcedExit(t *testing.T) {
 	tr := codingtest.Bare(t, none{}, "")
-	turn, err, _ := run(t, tr, `echo '{"t":"hi"}'; echo '{"t":"end"}'; exec tail -f /dev/null`, 0)
+	turn, err := run(t, tr, `echo '{"t":"hi"}'; echo '{"t":"end"}'; exec tail -f /dev/null`, 0)
 	if err != nil || turn.Status != agent.Completed || turn.Message != "hi" || turn.Exit != nil {
 		t.Errorf("%+v, %v", turn, err)
 	}
