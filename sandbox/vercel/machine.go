@@ -49,7 +49,7 @@ func token(n int) string {
 func (m *machine) ID() string { return m.name }
 
 func (m *machine) input(frames []byte) vercelapi.File {
-	return vercelapi.File{Path: path.Join(m.dir, relay.InboxName, fmt.Sprintf("%016d", m.files.Add(1))), Mode: 0o600, Body: frames}
+	return vercelapi.File{Path: path.Join(m.dir, relay.InboxName, fmt.Sprintf("%016d", m.files.Add(1))), Mode: 0o600, Body: relay.Seal(frames)}
 }
 
 // Install uploads the exec server with the first input.

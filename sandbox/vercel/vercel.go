@@ -117,7 +117,8 @@ func specOf(t sandbox.Template) (Spec, error) {
 }
 
 // Options are the settings of a Provider. The zero value is Vercel as the
-// environment's VERCEL_ variables describe it.
+// environment's VERCEL_ variables describe it; VERCEL_SANDBOX_API_URL names
+// another server.
 type Options struct {
 	// Client is copied; its HTTP, Sent and Slow are the provider's own unless
 	// they are set.
@@ -163,7 +164,7 @@ func (p *Provider) API() *vercelapi.Client {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.api == nil {
-		c := vercelapi.Client{Credentials: vercelapi.FromEnvironment}
+		c := vercelapi.Client{Credentials: vercelapi.FromEnvironment, BaseURL: os.Getenv("VERCEL_SANDBOX_API_URL")}
 		if p.o.Client != nil {
 			c = *p.o.Client
 		}

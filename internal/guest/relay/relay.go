@@ -13,6 +13,7 @@ package relay
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
@@ -43,6 +44,7 @@ const (
 	Data     Kind = 'D' // both: payload at offset
 	Ack      Kind = 'A' // both: everything before offset arrived
 	Ended    Kind = 'X' // down: the exec server is gone
+	Close    Kind = 'E' // up: the end of a file of frames; offset is their length in bytes
 )
 
 // Hello is what the daemon says of itself.
@@ -102,6 +104,27 @@ func Append(b []byte, k Kind, offset uint64, payload []byte) []byte {
 func AppendText(b []byte, k Kind, offset uint64, payload []byte) []byte {
 	b = base64.StdEncoding.AppendEncode(b, Append(nil, k, offset, payload))
 	return append(b, '\n')
+}
+
+// Seal makes frames the content of a file: a file without its last frame is not
+// whole.
+func Seal(frames []byte) []byte { return Append(frames, Close, uint64(len(frames)), nil) }
+
+// Lot reads the frames of a file and reports whether it is whole.
+func Lot(body []byte) ([]Frame, bool) {
+	var frames []Frame
+	r := bytes.NewReader(body)
+	for {
+		at := uint64(len(body) - r.Len())
+		f, err := Read(r)
+		switch {
+		case err != nil:
+			return nil, false
+		case f.Kind == Close:
+			return frames, f.Offset == at && r.Len() == 0
+		}
+		frames = append(frames, f)
+	}
 }
 
 // Frame is one decoded frame.

@@ -92,7 +92,7 @@ func (l *hostLink) Send(_ context.Context, frames []byte) error {
 	}
 	l.files++
 	name := filepath.Join(l.dir, relay.InboxName, fmt.Sprintf("%016d", l.files))
-	return os.WriteFile(name, frames, 0o600)
+	return os.WriteFile(name, relay.Seal(frames), 0o600)
 }
 
 func open(t *testing.T, text bool, lose int64) (*guest.Client, *relay.Tunnel) {
@@ -155,5 +155,22 @@ func TestTunnel(t *testing.T) {
 				t.Errorf("%d cuts happened without a reason", tun.Cuts())
 			}
 		})
+	}
+}
+
+// TestLot holds a file of frames to its end: no part of it is taken for whole.
+func TestLot(t *testing.T) {
+	body := relay.Seal(relay.Append(relay.Append(nil, relay.Ack, 7, nil), relay.Data, 9, []byte("data")))
+	frames, whole := relay.Lot(body)
+	if !whole || len(frames) != 2 || frames[0].Offset != 7 || string(frames[1].Payload) != "data" {
+		t.Errorf("a whole file gave %+v, %v", frames, whole)
+	}
+	for n := range len(body) {
+		if _, whole := relay.Lot(body[:n]); whole {
+			t.Errorf("%d bytes of %d are taken for whole", n, len(body))
+		}
+	}
+	if _, whole := relay.Lot(append(body, 0)); whole {
+		t.Error("a file with more after its end is taken for whole")
 	}
 }

@@ -2,7 +2,6 @@ package server
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -450,19 +449,9 @@ func (h *holder) empty(serial int, dir string) {
 		if err != nil {
 			continue
 		}
-		var frames []relay.Frame
-		r := bytes.NewReader(body)
-		for {
-			f, err := relay.Read(r)
-			if err == nil {
-				frames = append(frames, f)
-				continue
-			}
-			if errors.Is(err, io.EOF) && len(frames) > 0 {
-				break
-			}
-			frames = nil // not whole yet, or never
-			break
+		frames, whole := relay.Lot(body)
+		if !whole {
+			continue // not yet, or never
 		}
 		for _, f := range frames {
 			if h.take(serial, f) != nil {
