@@ -92,8 +92,12 @@ func (u *Usage) Check() error {
 		name  string
 		value *int64
 	}{
-		{"inputTokens", u.InputTokens}, {"cacheReadTokens", u.CacheReadTokens}, {"cacheCreationTokens", u.CacheCreationTokens},
-		{"outputTokens", u.OutputTokens}, {"reasoningTokens", u.ReasoningTokens}, {"requests", u.Requests},
+		{"inputTokens", u.InputTokens},
+		{"cacheReadTokens", u.CacheReadTokens},
+		{"cacheCreationTokens", u.CacheCreationTokens},
+		{"outputTokens", u.OutputTokens},
+		{"reasoningTokens", u.ReasoningTokens},
+		{"requests", u.Requests},
 	} {
 		if b.value != nil && *b.value < 0 {
 			return fmt.Errorf("%s is %d", b.name, *b.value)

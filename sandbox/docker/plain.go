@@ -37,8 +37,9 @@ type plain struct {
 	user  plainUser
 	ended chan struct{} // closed when the first process's stream has ended
 
-	mu    sync.Mutex
-	homes map[string]plainUser
+	mu       sync.Mutex
+	homes    map[string]plainUser
+	oomKills int // as far as it was looked up
 }
 
 // createPlain makes a container that needs `cat` and no exec server.
@@ -228,7 +229,7 @@ func (d *plain) script(ctx context.Context, user, text string, args ...string) (
 	var out, errs bytes.Buffer
 	x, err := d.run(ctx, execution{
 		user: user, dir: "/", argv: append([]string{"/bin/sh", "-c", text, "sh"}, args...),
-		env: []string{marker + "=" + newToken(), "PATH=" + systemPath}, stdout: &out, stderr: &errs,
+		env: []string{marker + "=" + newToken(), "PATH=" + scriptPath}, stdout: &out, stderr: &errs,
 	})
 	if err != nil {
 		return "", err
@@ -297,8 +298,9 @@ func (d *plain) alive(ctx context.Context) error {
 const killSettles = 500 * time.Millisecond
 
 // exited turns the engine's exit code into a result. The engine does not tell
-// `exit 137` from a kill, so no signal is ever named. A kill is looked into: it
-// may have been the end of the whole container.
+// `exit 137` from a kill, so a signal is named only where the kernel says that it
+// ended something for memory. A kill is looked into: it may have been the end of
+// the whole container.
 func (d *plain) exited(ctx context.Context, code int) (sandbox.Exit, error) {
 	if code == 128+9 {
 		settle := time.NewTimer(killSettles)
@@ -312,6 +314,9 @@ func (d *plain) exited(ctx context.Context, code int) (sandbox.Exit, error) {
 		defer cancel()
 		if health := d.Health(look); errors.Is(health, sandbox.ErrUnusable) {
 			return sandbox.Exit{}, d.broken(ctx, errors.New("the command was killed"))
+		}
+		if d.ranOut(look) {
+			return sandbox.Exit{Code: code, Signal: "SIGKILL", OOM: true}, nil
 		}
 	}
 	return sandbox.Exit{Code: code}, nil

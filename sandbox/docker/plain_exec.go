@@ -269,9 +269,18 @@ func (f *firstLook) Write(p []byte) (int, error) {
 	return (&guarded{f.o, f.w}).Write(p)
 }
 
-// The scripts run with the image's own sh and grep. A process that is a zombie
-// counts as ended: someone has only not asked for its status yet.
+// The scripts decide with nothing but the builtins of the image's own sh: a grep
+// or cat that a command planted is never asked, and a container without room for
+// one more process is swept as well. A process that is a zombie counts as ended:
+// someone has only not asked for its status yet.
 const (
+	// scriptPath is where the scripts find what only describes a process. It has
+	// no folder for local additions, in which programs are planted first.
+	scriptPath = "/usr/bin:/bin:/usr/sbin:/sbin"
+
+	// has succeeds when file $2 has $1 in it; NUL bytes are read over.
+	has = `has() { while l=; IFS= read -r l || [ -n "$l" ]; do case $l in *"$1"*) return 0;; esac; done 2>/dev/null < "$2"; return 1; }
+`
 	// alive goes on to the next folder d of /proc when its process has ended. It
 	// leaves the process's state and what follows it in s.
 	alive = `{ read -r s < "$d/stat"; } 2>/dev/null || continue; s=${s##*) }; case $s in Z*|X*|x*) continue;; esac`
@@ -279,12 +288,12 @@ const (
 	// treeScript kills the processes with a marker until two scans in a row find
 	// none, and prints what it cannot vouch for: processes that carry no marker
 	// at all. $1 is the marker, $2 a uid whose processes another run looks at.
-	treeScript = `n=0 clean=0 killed=0
+	treeScript = has + `n=0 clean=0 killed=0
 while [ $clean -lt 2 ]; do
   n=$((n+1)); [ $n -gt 500 ] && exit 3
   found=0
   for d in /proc/[0-9]*; do
-    grep -qs "$1" "$d/environ" || continue
+    has "$1" "$d/environ" || continue
     ` + alive + `
     kill -9 "${d#/proc/}" 2>/dev/null; found=1 killed=$((killed+1))
   done
@@ -294,7 +303,7 @@ echo "killed $killed"
 for d in /proc/[0-9]*; do
   p=${d#/proc/}; [ "$p" = 1 ] && continue
   ` + alive + `
-  grep -qs "INVOCATION_ID=" "$d/environ" && continue
+  has "INVOCATION_ID=" "$d/environ" && continue
   u=; while read -r k v rest; do [ "$k" = Uid: ] && u=$v; :; done 2>/dev/null < "$d/status" || continue
   [ -z "$u" ] && continue
   [ "$u" = "$2" ] && continue
@@ -306,7 +315,8 @@ exit 0`
 	listScript = `for d in /proc/[0-9]*; do
   p=${d#/proc/}; [ "$p" = 1 ] && continue; [ "$p" = $$ ] && continue
   ` + alive + `
-  k=${s#? }; k=${k%% *}; [ "$k" = $$ ] && continue; [ "$k" = 1 ] && [ "$(cat "$d/comm" 2>/dev/null)" = cat ] && continue
+  k=${s#? }; k=${k%% *}; [ "$k" = $$ ] && continue
+  n=; { read -r n < "$d/comm"; } 2>/dev/null; [ "$k" = 1 ] && [ "$n" = cat ] && continue
   u=; while read -r k v rest; do [ "$k" = Uid: ] && u=$v; :; done 2>/dev/null < "$d/status" || continue
   c=$(tr '\0\n' '  ' < "$d/cmdline" 2>/dev/null | head -c 200)
   echo "$p $u $c"
@@ -321,13 +331,40 @@ while [ $clean -lt 2 ]; do
     p=${d#/proc/}; [ "$p" = 1 ] && continue; [ "$p" = $$ ] && continue
     ` + alive + `
     k=${s#? }; k=${k%% *}; [ "$k" = $$ ] && continue; [ "$p" = "$KEEP" ] && continue
-    if [ "$k" = 1 ] && [ -z "$KEEP" ] && [ "$(cat "$d/comm" 2>/dev/null)" = cat ]; then KEEP=$p; continue; fi
+    c=; { read -r c < "$d/comm"; } 2>/dev/null
+    if [ "$k" = 1 ] && [ -z "$KEEP" ] && [ "$c" = cat ]; then KEEP=$p; continue; fi
     kill -9 "$p" 2>/dev/null; found=1
   done
   if [ $found = 0 ]; then clean=$((clean+1)); else clean=0; fi
 done
 exit 0`
+
+	// oomScript prints how many processes of the container the kernel has killed
+	// because memory ran out, by either version of control groups.
+	oomScript = `for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+  [ -r "$f" ] || continue
+  while read -r k v; do [ "$k" = oom_kill ] && echo "$v"; :; done < "$f"
+done
+exit 0`
 )
+
+// ranOut reports whether the kernel has killed a process of the container for
+// memory since it was asked last.
+func (d *plain) ranOut(ctx context.Context) bool {
+	out, err := d.script(ctx, "0:0", oomScript)
+	if err != nil {
+		return false // nobody knows
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(out))
+	if err != nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	more := n > d.oomKills
+	d.oomKills = n
+	return more
+}
 
 // treeLimit bounds the end of one command's process tree.
 const treeLimit = 15 * time.Second
@@ -354,25 +391,37 @@ func (d *plain) endTree(ctx context.Context, id string, u plainUser) error {
 // process only to its own user, so root and the command's user both look.
 func (d *plain) sweep(ctx context.Context, id string, u plainUser) error {
 	mark := marker + "=" + id
-	for range 5 {
+	var strangers []string
+	for try := range 5 {
 		killed := 0
+		strangers = nil
 		for _, look := range d.looks(u) {
 			out, err := d.script(ctx, look.user, treeScript, mark, look.except, look.only)
 			if err != nil {
 				return err
 			}
-			n, strangers, err := parseSweep(out)
+			n, odd, err := parseSweep(out)
 			if err != nil {
 				return err
 			}
-			if len(strangers) > 0 {
-				return fmt.Errorf("processes %s carry no mark of any command", strings.Join(strangers, ", "))
+			killed, strangers = killed+n, append(strangers, odd...)
+		}
+		if len(strangers) == 0 {
+			if killed == 0 {
+				return nil
 			}
-			killed += n
+			continue
 		}
-		if killed == 0 {
-			return nil
+		// A process that is about to end, or about to be another program, has
+		// no environment for a moment: only one that stays so is a stranger.
+		select {
+		case <-time.After(20 * time.Millisecond << try):
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
+	}
+	if len(strangers) > 0 {
+		return fmt.Errorf("processes %s carry no mark of any command", strings.Join(strangers, ", "))
 	}
 	return errors.New("new processes kept coming")
 }

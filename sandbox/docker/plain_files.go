@@ -26,9 +26,33 @@ import (
 // tarReader is a tar that the engine streams.
 type tarReader = tar.Reader
 
+// hidden are the file systems of the running container that lie over the files
+// that the engine's archive calls see: what is moved there with these calls comes
+// from, or goes to, folders that nothing inside can see.
+var hidden = []string{"/dev", "/proc", "/sys"}
+
+// visible refuses a path that the engine's archive calls cannot reach: to say
+// that it is absent, or that it was written, would be a lie.
+func visible(paths ...string) error {
+	for _, p := range paths {
+		for _, root := range hidden {
+			if p = path.Clean(p); p == root || strings.HasPrefix(p, root+"/") {
+				return &fault.Error{
+					Class: fault.Config, Code: "path-unreachable", Fix: "Read or write it with a command, or use a path on the container's own file system.",
+					What: fmt.Sprintf("%s is on a file system of the running container that the engine cannot move files of", p),
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // fetch streams a path of the container to use. A missing path is an error that
 // matches fs.ErrNotExist; the engine gives a missing container the same status.
 func (d *plain) fetch(ctx context.Context, p string, use func(container.PathStat, *tarReader) error) error {
+	if err := visible(p); err != nil {
+		return err
+	}
 	err := d.e.download(ctx, d.id, p, func(st container.PathStat, r io.Reader) error {
 		tr := tar.NewReader(r)
 		if err := use(st, tr); err != nil {
@@ -62,7 +86,21 @@ func (d *plain) missing(ctx context.Context, p string, err error) error {
 	if err := d.failed(ctx, err); errors.Is(err, sandbox.ErrUnusable) {
 		return err
 	}
+	if err := d.throughVisible(ctx, p); err != nil {
+		return err
+	}
 	return &fault.Error{Class: fault.Config, Code: "not-found", What: p, Err: fs.ErrNotExist}
+}
+
+// throughVisible refuses a path with a parent that is a symlink to where the
+// engine cannot look. The engine itself would call such a path missing.
+func (d *plain) throughVisible(ctx context.Context, p string) error {
+	for p = path.Dir(path.Clean(p)); p != "/" && p != "."; p = path.Dir(p) {
+		if st, err := d.e.look(ctx, d.id, p); err == nil && st.LinkTarget != "" {
+			return visible(st.LinkTarget)
+		}
+	}
+	return nil
 }
 
 // belowFile reports whether a parent of p is known to be a file: then p does not
@@ -79,6 +117,9 @@ func (d *plain) belowFile(ctx context.Context, p string) bool {
 
 // lookAt describes a path without following it.
 func (d *plain) lookAt(ctx context.Context, p string) (container.PathStat, error) {
+	if err := visible(p); err != nil {
+		return container.PathStat{}, err
+	}
 	st, err := d.e.look(ctx, d.id, p)
 	return st, d.missing(ctx, p, err)
 }
@@ -221,8 +262,14 @@ func writeDirs(tw *tar.Writer, names []string, mode int64, u plainUser) error {
 func (d *plain) ancestry(ctx context.Context, dir string) (base string, missing []string, err error) {
 	base = path.Clean(dir)
 	for base != "/" {
-		_, err := d.lookAt(ctx, base)
+		st, err := d.lookAt(ctx, base)
 		if err == nil {
+			if st.LinkTarget != "" {
+				err = visible(st.LinkTarget)
+			}
+			if err != nil {
+				return "", nil, err
+			}
 			break
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
