@@ -269,7 +269,6 @@ func (b *Box) Run(c Command) (*Proc, error) {
 	return p, nil
 }
 
-
 // inNamespace runs start with the machine's namespace of processes for its
 // children.
 func inNamespace(ns *os.File, start func() error) error {
