@@ -174,7 +174,7 @@ func TestSignals(t *testing.T) {
 	}{
 		{"one interrupt cleans up", []syscall.Signal{syscall.SIGINT}, "sleep 1; echo teardown >> ../marks", 130, "setup teardown experiment", 20 * time.Second},
 		{"terminate cleans up", []syscall.Signal{syscall.SIGTERM}, "echo teardown >> ../marks", 143, "setup teardown experiment", 20 * time.Second},
-		{"two interrupts cut teardown short", []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, "sleep 60; echo teardown >> ../marks", 130, "setup", 25 * time.Second},
+		{"two interrupts cut teardown short", []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, "sleep 60; echo teardown >> ../marks", 130, "setup experiment", 25 * time.Second},
 		{"three interrupts leave", []syscall.Signal{syscall.SIGINT, syscall.SIGINT, syscall.SIGINT}, "trap '' TERM; sleep 60", 130, "setup", 10 * time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

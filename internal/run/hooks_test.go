@@ -46,7 +46,7 @@ func TestExperimentHooksThatDoNotEnd(t *testing.T) {
 	}{
 		"setup, interrupted": {"setup", []time.Duration{10 * time.Second}, 14 * time.Second, record.Interrupted, true},
 		"teardown":           {"teardown", nil, 34 * time.Second, record.RunFailed, true},
-		"teardown, forced":   {"teardown", []time.Duration{5 * time.Second, 10 * time.Second}, 14 * time.Second, record.Interrupted, true},
+		"teardown, forced":   {"teardown", []time.Duration{5 * time.Second, 10 * time.Second}, 24 * time.Second, record.Interrupted, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -82,6 +82,44 @@ func TestExperimentHooksThatDoNotEnd(t *testing.T) {
 
 // The teardown of one experiment holds no slot: another goes on meanwhile, also
 // when the last slot of the first one was never started.
+// A second signal stops the sandboxes at once. What an experiment set up outside
+// of them is still released, in less time.
+func TestForcedExperimentStillReleasesWhatItSetUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		needs, took time.Duration
+		released    bool
+	}{
+		"in time":  {8 * time.Second, 4*time.Second + 8*time.Second, true},
+		"too long": {time.Minute, 5*time.Second + 10*time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				released := false
+				st := play(t, one(assay.Experiment{
+					Sandbox: fake.New(fake.Script{}).Layer(), Agent: busy{d: time.Hour},
+					Setup: func(context.Context, sandbox.Notes) error { return nil },
+					Teardown: func(ctx context.Context, _ sandbox.Notes) error {
+						select {
+						case <-time.After(c.needs):
+							released = true
+							return nil
+						case <-ctx.Done():
+							return context.Cause(ctx)
+						}
+					},
+				}, hello("a")), setup{interrupt: []time.Duration{4 * time.Second, 5 * time.Second}})
+				if released != c.released || st.took != c.took {
+					t.Errorf("released %v after %s, want %v after %s", released, st.took, c.released, c.took)
+				}
+				failed := st.ends[0].Error != nil && st.ends[0].Error.Code == "experiment-teardown-failed"
+				if failed == c.released || st.ends[0].Completion != record.Interrupted {
+					t.Errorf("the run ended %s with %+v", st.ends[0].Completion, st.ends[0].Error)
+				}
+			})
+		})
+	}
+}
+
 func TestTeardownHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		layer := fake.New(fake.Script{}).Layer()
