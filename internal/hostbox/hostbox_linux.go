@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -209,7 +211,7 @@ func (b *Box) Stop() error {
 		_ = b.ns.Close()
 	}
 	b.mu.Lock()
-	procs := b.procs
+	procs := slices.Collect(maps.Values(b.procs))
 	b.mu.Unlock()
 	for _, p := range procs {
 		<-p.done
