@@ -223,6 +223,32 @@ func TestEqualCausesAreGrouped(t *testing.T) {
 	}
 }
 
+// A pass against which only soft checks speak says so.
+func TestMissedSoftChecksShowInThePass(t *testing.T) {
+	s := boardtest.Slot("x", "a", 0)
+	soft := func(o record.Outcome) record.Check { return record.Check{Severity: record.Soft, Outcome: o} }
+	for _, c := range []struct {
+		verdict record.Verdict
+		checks  []record.Check
+		want    string
+	}{
+		{record.Passed, []record.Check{soft(record.Matched), soft(record.Unavailable)}, ""},
+		{record.Passed, []record.Check{soft(record.Mismatched), soft(record.Matched)}, "(1 soft check missed)"},
+		{record.Passed, []record.Check{soft(record.Mismatched), soft(record.Mismatched)}, "(2 soft checks missed)"},
+		{record.Failed, []record.Check{soft(record.Mismatched)}, ""},
+	} {
+		a := boardtest.Attempt(s, 1, c.verdict)
+		a.Checks = append(a.Checks, c.checks...)
+		b := board.New(board.Options{})
+		b.Apply(event.Start{Total: 1})
+		line := b.Apply(event.AttemptDone{Slot: s, Attempt: a})[0].Text
+		_, note, _ := strings.Cut(line, "(")
+		if got := strings.TrimSuffix("("+note, "("); got != c.want {
+			t.Errorf("%s with %+v: %q, want %q", c.verdict, c.checks, line, c.want)
+		}
+	}
+}
+
 func TestElapsed(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Second: "0.0s", 4210 * time.Millisecond: "4.2s", 9999 * time.Millisecond: "10s", 59400 * time.Millisecond: "59s",

@@ -285,6 +285,10 @@ func (b *Board) resultLines(s *slot, a *record.Attempt) []Line {
 	if s.verdict == record.Skipped && a.Skip != "" {
 		text += "  (" + clip(sandbox.Clean(a.Skip), causeLimit) + ")"
 	}
+	if n := softMisses(a); s.verdict == record.Passed && n > 0 {
+		// A pass that only its soft checks speak against is not shown as a plain one.
+		text += fmt.Sprintf("  (%s missed)", plural(n, "soft check"))
+	}
 	head := Line{Kind: Result, Text: text}
 	if s.verdict != record.Failed && s.verdict != record.Errored {
 		return []Line{head}
@@ -308,6 +312,17 @@ func (b *Board) resultLines(s *slot, a *record.Attempt) []Line {
 		lines = append(lines, indented("fix: %s", fix))
 	}
 	return lines
+}
+
+// softMisses counts the checks that decide nothing and were missed.
+func softMisses(a *record.Attempt) int {
+	n := 0
+	for i := range a.Checks {
+		if c := &a.Checks[i]; c.Severity == record.Soft && c.Outcome == record.Mismatched {
+			n++
+		}
+	}
+	return n
 }
 
 // reason is the primary cause of a red attempt in one line, a note on further
