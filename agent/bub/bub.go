@@ -149,7 +149,7 @@ func (a Agent) Ensure(ctx context.Context, s *agent.Session) (agent.Installed, e
 			Fix:  "Put exactly these into the image with `uv tool install`, or set `install: uv`.",
 		}
 	}
-	return agent.Installed{Version: a.version(), Details: map[string]any{"fingerprint": have, "prices": coding.PricesVersion}}, nil
+	return agent.Installed{Version: a.version(), Details: map[string]any{"fingerprint": have}}, nil
 }
 
 func (a Agent) look(ctx context.Context, s *agent.Session, want []string) ([]string, error) {

@@ -145,7 +145,7 @@ func (a Agent) Ensure(ctx context.Context, s *agent.Session) (agent.Installed, e
 	if err != nil {
 		return agent.Installed{}, err
 	}
-	return f.Installed(map[string]any{"prices": coding.PricesVersion}), coding.Link(ctx, s, f, "codex")
+	return f.Installed(nil), coding.Link(ctx, s, f, "codex")
 }
 
 func (a Agent) home(s *agent.Session) string { return path.Join(s.Scratch, "codex") }

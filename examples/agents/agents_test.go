@@ -37,6 +37,9 @@ func gateway(t *testing.T) string {
 }
 
 func TestExample(t *testing.T) {
+	if !testreq.Required("agents") {
+		testreq.Missing(t, "agents", "the real agent CLIs are installed and run only with ASSAY_REQUIRE=agents")
+	}
 	testreq.Need(t, "npm")
 	image := testimage.SliceNode(t)
 	script, err := os.Open("model.yaml")

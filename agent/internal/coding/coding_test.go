@@ -131,17 +131,18 @@ func TestJudge(t *testing.T) {
 
 func TestCost(t *testing.T) {
 	u := &agent.Usage{InputTokens: Count(1_000_000), CacheReadTokens: Count(1_000_000), OutputTokens: Count(100_000)}
-	Cost(u, "gpt-5", nil)
+	prices := map[string]Price{"gpt-5": {Input: 1.25, CacheRead: 0.125, Output: 10}}
+	Cost(u, "gpt-5", prices)
 	if u.CostUSD == nil || *u.CostUSD != 1.25+0.125+1 {
 		t.Errorf("cost = %v", u.CostUSD)
 	}
 	for _, model := range []string{"gpt-5-unheard-of", ""} {
 		u := &agent.Usage{InputTokens: Count(1), OutputTokens: Count(1)}
-		if Cost(u, model, nil); u.CostUSD != nil {
+		if Cost(u, model, prices); u.CostUSD != nil {
 			t.Errorf("an unknown model costs %v", *u.CostUSD)
 		}
 	}
-	Cost(nil, "gpt-5", nil)
+	Cost(nil, "gpt-5", prices)
 }
 
 func TestChecks(t *testing.T) {

@@ -81,10 +81,20 @@ func (tr *Trial) Path(dir string) {
 	tr.Session.Sandbox = tr.Box
 }
 
+// WantReal skips, loudly, unless ASSAY_REQUIRE names "agents": the real CLIs are
+// installed from their registry and take minutes.
+func WantReal(t *testing.T) {
+	t.Helper()
+	if !testreq.Required(Need) {
+		testreq.Missing(t, Need, "the real agent CLIs are installed and run only with ASSAY_REQUIRE="+Need)
+	}
+}
+
 // Open makes an agent ready. A CLI that cannot be installed here skips the
 // test.
 func Open(t *testing.T, a agent.Agent, model string) *Trial {
 	t.Helper()
+	WantReal(t)
 	tr := Bare(t, a, model)
 	ctx := t.Context()
 	if e, ok := a.(agent.Ensurer); ok {
