@@ -73,6 +73,11 @@ func (a *attempt) Send(ctx context.Context, session int, in agent.Input) (agent.
 	}
 	a.emit(event.Phase{Slot: a.slot.Ref, Name: "agent.run"})
 	turn, err := a.sendWithRetry(ctx, s, in)
+	if uerr := turn.Usage.Check(); uerr != nil {
+		// A number that is none would break sums and budgets: unknown is better.
+		turn.Usage = nil
+		a.diagnostic("agent.run", sandbox.Diagnostic{Code: "agent-usage-invalid", Level: sandbox.Warning, Message: "the agent's usage is not recorded: " + uerr.Error()})
+	}
 	if left := a.own(func() {}); left != nil {
 		return agent.Turn{}, left
 	}

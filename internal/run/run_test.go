@@ -1008,3 +1008,15 @@ func TestAnAgentInTheWayOfHiddenFilesFails(t *testing.T) {
 		}
 	})
 }
+
+// A cost that is no cost must not raise the budget or break a sum.
+func TestInvalidUsageIsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cost := -3.0
+		st := play(t, one(assay.Experiment{Sandbox: fake.New(fake.Script{}).Layer(), Agent: priced{&cost}}, hello("e")), setup{})
+		a := st.by(t, "e")
+		if a.CostUSD != nil || a.Usage != nil || len(a.Diagnostics) != 1 || a.Diagnostics[0].Code != "agent-usage-invalid" {
+			t.Errorf("cost %v, usage %+v, diagnostics %+v", a.CostUSD, a.Usage, a.Diagnostics)
+		}
+	})
+}
