@@ -367,11 +367,13 @@ func (m *machine) await(ctx context.Context, p *proc, j *job) (sandbox.Exit, err
 	}
 	select {
 	case <-p.done:
+		if !p.byTree {
+			return p.exit, nil
+		}
 	default:
+		// From here on an exit is our own doing, also that of a shell which
+		// merely saw its child end.
 		j.endAll()
-	}
-	if !p.byTree {
-		return p.exit, nil
 	}
 	if err := m.usable(); err != nil {
 		return sandbox.Exit{}, err
