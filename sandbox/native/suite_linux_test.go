@@ -18,6 +18,8 @@ import (
 	"assay/sandbox/sandboxtest"
 )
 
+// race: off, because this test binary runs inside of sandboxes with memory
+// limits, where the race detector cannot get its shadow memory.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
