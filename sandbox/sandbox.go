@@ -587,11 +587,7 @@ func Summary(argv []string) string {
 		if i > 0 {
 			b.WriteByte(' ')
 		}
-		if a == "" || strings.ContainsAny(a, " \t\n\"'\\$`;&|<>(){}*?[]#~!") {
-			b.WriteString("'" + strings.ReplaceAll(a, "'", `'\''`) + "'")
-		} else {
-			b.WriteString(a)
-		}
+		b.WriteString(Word(a))
 		if b.Len() > 400 {
 			break
 		}
@@ -691,6 +687,15 @@ func clip(s string, n int) string {
 		return s
 	}
 	return string(r[:n-1]) + "…"
+}
+
+// Word renders one argument as a person would type it in a POSIX shell: quoted
+// only where the shell needs it.
+func Word(a string) string {
+	if a == "" || strings.ContainsAny(a, " \t\n\"'\\$`;&|<>(){}*?[]#~!") {
+		return Quote([]string{a})
+	}
+	return a
 }
 
 // Quote renders an argument vector as a POSIX shell command that runs exactly

@@ -214,10 +214,7 @@ func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, wri
 func typed(argv []string) string {
 	out := make([]string, len(argv))
 	for i, a := range argv {
-		out[i] = a
-		if a == "" || strings.ContainsAny(a, " \t\n\"'\\$`;&|<>(){}*?[]#~!") {
-			out[i] = sandbox.Quote([]string{a})
-		}
+		out[i] = sandbox.Word(a)
 	}
 	return strings.Join(out, " ")
 }
