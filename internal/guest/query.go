@@ -52,6 +52,13 @@ func (c *Client) Stat(ctx context.Context, path string) (FileInfo, error) {
 	return FileInfo{Type: r.Type, Mode: r.Mode, Size: r.Size, UID: r.UID, GID: r.GID, Target: r.Target}, nil
 }
 
+// Remove removes the file or directory at an absolute path, with what is below
+// it; a missing one is no error.
+func (c *Client) Remove(ctx context.Context, path string) error {
+	var r wire.Result
+	return c.ask(ctx, wire.OpRemove, &wire.PathRequest{Path: path}, &r, &r)
+}
+
 // Process is a live process of the sandbox.
 type Process struct {
 	PID, PPID int

@@ -216,6 +216,12 @@ func (b *Box) EndProcesses(ctx context.Context) ([]sandbox.Process, error) {
 	return ps, b.Failed(ctx, err)
 }
 
+// Remove removes a path with what is below it, by the exec server's own code and
+// rights.
+func (b *Box) Remove(ctx context.Context, p string) error {
+	return b.Failed(ctx, b.Client.Remove(ctx, p))
+}
+
 // Digest hashes files by the exec server's own code.
 func (b *Box) Digest(ctx context.Context, paths []string) ([]string, error) {
 	ds, err := b.Client.Digest(ctx, paths...)

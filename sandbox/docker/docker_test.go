@@ -193,7 +193,7 @@ func suite(t *testing.T, spec Spec) sandboxtest.Harness {
 
 func TestSuiteGuest(t *testing.T) {
 	h := suite(t, Spec{})
-	h.Powers = []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Reporter", "Reconciler"}
+	h.Powers = []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler"}
 	sandboxtest.Run(t, h)
 }
 

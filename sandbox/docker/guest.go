@@ -163,7 +163,7 @@ func (p *Provider) tryGuest(ctx context.Context, e *engine, img *image, r sandbo
 		}
 		return nil, err
 	}
-	d := &driver{instance: instance{p: p, e: e, id: id, img: img}, s: s, users: map[string]guest.User{}}
+	d := &driver{instance: instance{p: p, e: e, id: id, img: img}, s: s}
 	if err := d.greet(ctx, r); err != nil {
 		return nil, e.discard(ctx, id, s, err)
 	}
@@ -195,13 +195,12 @@ func (d *driver) greet(ctx context.Context, r sandbox.CreateRequest) error {
 	if err != nil {
 		return d.silent(ctx, err)
 	}
-	d.g = g
-	user := r.User
-	if user == "" {
-		user = d.img.User
+	d.Client, d.Env, d.Gone = g, d.img.Env, d.broken
+	if d.User, err = g.Lookup(ctx, firstOf(r.User, d.img.User)); err != nil {
+		return d.Failed(ctx, err)
 	}
-	if d.user, err = g.Lookup(ctx, user); err != nil {
-		return d.failed(ctx, err)
+	if err := d.Limit(ctx, r.Lifetime); err != nil {
+		return err
 	}
 	d.workdir = path.Clean(firstOf(r.Workdir, d.img.Workdir, "/"))
 	if !path.IsAbs(d.workdir) || d.workdir == "/" && r.Workdir == "" {
@@ -249,27 +248,26 @@ func (d *driver) makeWorkdir(ctx context.Context) error {
 	if d.workdir == "/" {
 		return nil
 	}
-	st, err := d.stat(ctx, d.workdir)
+	st, err := d.Look(ctx, d.workdir)
 	switch {
 	case fault.CodeOf(err) == guest.CodeNotFound:
 		var none bytes.Buffer
 		if err := tar.NewWriter(&none).Close(); err != nil {
 			return err
 		}
-		_, err := d.g.Put(ctx, d.workdir, &none, guest.PutOptions{UID: d.user.UID, GID: d.user.GID})
-		return d.failed(ctx, err)
+		return d.Put(ctx, d.workdir, &none)
 	case err != nil:
-		return d.failed(ctx, err)
+		return d.Failed(ctx, err)
 	case st.Type != "dir":
 		return fault.Configf("sandbox.workdir", "Choose another `workdir`.", "the working directory %s is no directory", d.workdir)
-	case st.UID == d.user.UID && st.GID == d.user.GID:
+	case st.UID == d.User.UID && st.GID == d.User.GID:
 		return nil
 	}
 	// The exec server never changes what is there; an unpacked entry of the
 	// engine's own archive call does.
 	var b bytes.Buffer
 	tw := tar.NewWriter(&b)
-	h := &tar.Header{Typeflag: tar.TypeDir, Name: path.Base(d.workdir) + "/", Mode: int64(st.Mode & 0o7777), Uid: int(d.user.UID), Gid: int(d.user.GID), ModTime: time.Now(), Format: tar.FormatPAX}
+	h := &tar.Header{Typeflag: tar.TypeDir, Name: path.Base(d.workdir) + "/", Mode: int64(st.Mode & 0o7777), Uid: int(d.User.UID), Gid: int(d.User.GID), ModTime: time.Now(), Format: tar.FormatPAX}
 	if err := tw.WriteHeader(h); err != nil {
 		return err
 	}

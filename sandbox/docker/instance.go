@@ -11,6 +11,8 @@ import (
 	"github.com/moby/moby/api/types/container"
 
 	"assay/fault"
+	"assay/internal/guest"
+	"assay/internal/guestbox"
 	"assay/sandbox"
 )
 
@@ -63,7 +65,7 @@ func (i *instance) isStopped() bool {
 }
 
 // Health asks the engine how the container is doing. The codes are "oom",
-// "sandbox-exited", "sandbox-removed" and "sandbox.engine-unreachable"; all but
+// "sandbox-expired", "sandbox-exited", "sandbox-removed" and "sandbox.engine-unreachable"; all but
 // the last match sandbox.ErrUnusable.
 func (i *instance) Health(ctx context.Context) error {
 	if i.isStopped() {
@@ -92,6 +94,9 @@ func (i *instance) judge(c container.InspectResponse) error {
 			what = fmt.Sprintf("container %.12s ran out of its %d MiB of memory", i.id, c.HostConfig.Memory>>20)
 		}
 		return &fault.Error{Class: fault.Resource, Code: "oom", What: what, Fix: "Raise `resources.memory`.", Err: sandbox.ErrUnusable}
+	}
+	if st.ExitCode == guest.ExitExpired {
+		return guestbox.Expired(fmt.Sprintf("container %.12s", i.id))
 	}
 	what := fmt.Sprintf("container %.12s exited with code %d", i.id, st.ExitCode)
 	if st.Error != "" {

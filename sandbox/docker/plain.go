@@ -17,6 +17,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 
 	"assay/fault"
+	"assay/internal/guestbox"
 	"assay/sandbox"
 )
 
@@ -257,7 +258,7 @@ func (d *plain) Exec(ctx context.Context, c sandbox.Cmd) (sandbox.Exit, error) {
 	over[marker] = id
 	base := environ(d.img, u.account)
 	ex := execution{
-		user: u.spec, dir: c.Dir, argv: c.Argv, env: pairs(base, over), stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr,
+		user: u.spec, dir: c.Dir, argv: c.Argv, env: guestbox.Pairs(base, over), stdin: c.Stdin, stdout: c.Stdout, stderr: c.Stderr,
 	}
 	ex.end = func() error { return d.endTree(ctx, id, u) }
 	if cause := fault.Cause(ctx); cause != nil {

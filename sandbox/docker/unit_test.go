@@ -17,6 +17,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"assay/fault"
+	"assay/internal/guestbox"
 	"assay/sandbox"
 )
 
@@ -122,7 +123,7 @@ func TestEnviron(t *testing.T) {
 			t.Errorf("%s is %q, want %q", k, env[k], want)
 		}
 	}
-	if env := environ(&image{}, account{uid: 0, home: "/root"}); !strings.HasPrefix(env["PATH"], systemPath) || env["USER"] != "0" || env["NPM_CONFIG_PREFIX"] != "" {
+	if env := environ(&image{}, account{uid: 0, home: "/root"}); !strings.HasPrefix(env["PATH"], guestbox.SystemPath) || env["USER"] != "0" || env["NPM_CONFIG_PREFIX"] != "" {
 		t.Errorf("the environment of a bare image is %v", env)
 	}
 	if img.Env["HOME"] != "" {

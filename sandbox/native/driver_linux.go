@@ -92,8 +92,8 @@ func (d *driver) isStopped() bool {
 	return d.stopped
 }
 
-// Health says how the sandbox is doing. The codes are "sandbox-stopped", "oom"
-// and "sandbox-exited".
+// Health says how the sandbox is doing. The codes are "sandbox-stopped", "oom",
+// "sandbox-expired" and "sandbox-exited".
 func (d *driver) Health(context.Context) error {
 	switch {
 	case d.isStopped():
@@ -108,6 +108,9 @@ func (d *driver) Health(context.Context) error {
 func (d *driver) obituary() error {
 	if d.cg.oomKills() > 0 {
 		return &fault.Error{Class: fault.Resource, Code: "oom", What: fmt.Sprintf("sandbox %s ran out of its %d MiB of memory", d.id, d.res.Memory>>20), Fix: "Raise `resources.memory`.", Err: sandbox.ErrUnusable}
+	}
+	if d.proc.status() == guest.ExitExpired {
+		return guestbox.Expired("sandbox " + d.id)
 	}
 	return &fault.Error{Code: "sandbox-exited", What: "the first process of sandbox " + d.id + " ended", Err: sandbox.ErrUnusable}
 }
@@ -149,5 +152,7 @@ var (
 	_ sandbox.Tracker      = (*driver)(nil)
 	_ sandbox.ProcessEnder = (*driver)(nil)
 	_ sandbox.Digester     = (*driver)(nil)
+	_ sandbox.Lifetimer    = (*driver)(nil)
+	_ sandbox.Remover      = (*driver)(nil)
 	_ sandbox.Reporter     = (*driver)(nil)
 )

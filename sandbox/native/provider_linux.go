@@ -218,10 +218,11 @@ type blueprint struct {
 	uid, gid int
 	env      map[string]string
 	workdir  string
+	lifetime time.Duration
 }
 
 func (p *Provider) blueprint(r sandbox.CreateRequest, spec Spec) (*blueprint, error) {
-	b := &blueprint{user: r.User, workdir: r.Workdir, ids: p.identities()}
+	b := &blueprint{user: r.User, workdir: r.Workdir, ids: p.identities(), lifetime: r.Lifetime}
 	var img *unpacked
 	if sp, ok := r.From.Data.(*startPoint); ok {
 		img = sp.image
@@ -391,6 +392,9 @@ func (d *driver) greet(ctx context.Context, b *blueprint) error {
 		}
 	}
 	d.workdir = b.workdir
+	if err := d.Limit(ctx, b.lifetime); err != nil {
+		return err
+	}
 	return d.makeWorkdir(ctx)
 }
 

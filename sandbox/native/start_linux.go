@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -266,6 +267,29 @@ func (p *process) end(ctx context.Context) error {
 
 // ended says whether the first process has ended, without waiting.
 func (p *process) ended() bool {
+	ended, _ := p.look()
+	return ended
+}
+
+// status is the exit code of a first process that has ended, -1 where a signal
+// ended it or it runs.
+func (p *process) status() int {
+	if ended, code := p.look(); ended && code >= 0 {
+		return code
+	}
+	select {
+	case <-p.over:
+		if p.how != nil {
+			return p.how.ExitCode()
+		}
+	default:
+	}
+	return -1
+}
+
+// look says whether the first process has ended and, while nobody has reaped it,
+// its exit code, else -1.
+func (p *process) look() (ended bool, code int) {
 	var info unix.Siginfo
 	for {
 		err := unix.Waitid(unix.P_PID, p.pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
@@ -273,8 +297,21 @@ func (p *process) ended() bool {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			return true // reaped
+			return true, -1 // reaped
 		}
-		return info.Signo != 0
+		if info.Signo == 0 {
+			return false, -1
+		}
+		if info.Code != cldExited {
+			return true, -1
+		}
+		return true, int(*(*int32)(unsafe.Add(unsafe.Pointer(&info), statusAt)))
 	}
 }
+
+// Of the siginfo_t of waitid(2) on 64-bit machines: the code for an exit, and
+// where si_status is.
+const (
+	cldExited = 1
+	statusAt  = 24
+)

@@ -28,6 +28,7 @@ type server struct {
 	oom    oomCounter
 	keep   atomic.Bool
 	order  chan struct{} // closed by shutdown
+	life   life
 	once   sync.Once
 }
 
@@ -42,7 +43,7 @@ func serve(o Options) int {
 	if err := supervise.Harden(3); err != nil {
 		return 1
 	}
-	s := &server{ledger: o.Ledger, first: os.Getpid() == 1, order: make(chan struct{})}
+	s := &server{ledger: o.Ledger, first: os.Getpid() == 1, order: make(chan struct{}), life: life{expired: make(chan struct{})}}
 	s.reaper = newReaper()
 	s.crew = newCrew(s.reaper)
 	s.oom.open()
@@ -62,13 +63,22 @@ func serve(o Options) int {
 	s.conn.Start()
 	select {
 	case <-s.order:
+	case <-s.life.expired:
+		return s.expire()
 	case <-s.conn.Dead():
 		if s.keep.Load() {
-			select {} // the reaper lives on
+			<-s.life.expired // until then the reaper lives on
+			return s.expire()
 		}
 	}
 	s.endAll()
 	return 0
+}
+
+// expire ends the sandbox because its time is over.
+func (s *server) expire() int {
+	s.endAll()
+	return wire.ExitExpired
 }
 
 // endAll kills every process that belongs to the sandbox.
@@ -125,6 +135,12 @@ func (s *server) handle(st *wire.Stream, op wire.Op, body []byte) {
 		run(st, body, &wire.Empty{}, func() wire.Message { return &wire.Result{} })
 		s.conn.Flush()
 		s.once.Do(func() { close(s.order) })
+	case wire.OpLive:
+		req := &wire.LiveRequest{}
+		run(st, body, req, func() wire.Message { return s.life.live(req) })
+	case wire.OpRemove:
+		req := &wire.PathRequest{}
+		run(st, body, req, func() wire.Message { return remove(req.Path) })
 	default:
 		_ = st.SendReply(&wire.Result{Code: wire.CodeUnimplemented, What: "unknown operation"})
 	}

@@ -19,6 +19,8 @@ const (
 	OpDigest                 // Names → DigestReply
 	OpKeep                   // Empty → Result
 	OpShutdown               // Empty → Result
+	OpLive                   // LiveRequest → LiveReply
+	OpRemove                 // PathRequest → Result
 )
 
 // Error codes that a Result carries.
@@ -321,3 +323,29 @@ func (m *DigestReply) Fields(c *Codec) {
 	m.Result.Fields(c)
 	List(c, &m.Digests, func(c *Codec, d *Digest) { c.Str(&d.SHA256); d.Result.Fields(c) })
 }
+
+// LiveRequest sets when the server ends by itself, with everything that it runs.
+type LiveRequest struct {
+	// Limit ends it so many nanoseconds from now; 0 leaves its end as it is.
+	Limit int64
+	// Least then moves the end to so many nanoseconds from now, if it would come
+	// before.
+	Least int64
+}
+
+// Fields implements Message.
+func (m *LiveRequest) Fields(c *Codec) { c.Int(&m.Limit); c.Int(&m.Least) }
+
+// LiveReply answers OpLive.
+type LiveReply struct {
+	Result
+	Limited bool  // it ends by itself, in Left nanoseconds
+	Left    int64 // by its own clock
+}
+
+// Fields implements Message.
+func (m *LiveReply) Fields(c *Codec) { m.Result.Fields(c); c.Bool(&m.Limited); c.Int(&m.Left) }
+
+// ExitExpired is the exit code of a server whose time was over, as timeout(1)
+// has it.
+const ExitExpired = 124
