@@ -268,6 +268,33 @@ func TestLifetime(t *testing.T) {
 	})
 }
 
+func TestScriptedLifetime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := fake.New(fake.Script{Faults: fake.Faults{MaxLifetime: time.Hour, Lifetime: fake.Fault{Transient: 1}}})
+		if _, err := p.Create(t.Context(), sandbox.CreateRequest{Lifetime: 2 * time.Hour}); fault.CodeOf(err) != "sandbox.lifetime-too-long" {
+			t.Errorf("more than the bound: %v", err)
+		}
+		start := time.Now()
+		d, err := p.Create(t.Context(), sandbox.CreateRequest{Lifetime: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, _ := sandbox.AsDriver[sandbox.Lifetimer](d)
+		if _, err := l.EnsureLifetime(t.Context(), time.Minute); p.Classify(err) != fault.Transient {
+			t.Errorf("the first answer is %v", err)
+		}
+		if at, err := l.EnsureLifetime(t.Context(), 30*time.Minute); err != nil || at.Sub(start) < 30*time.Minute {
+			t.Errorf("half an hour ends after %s, %v", at.Sub(start), err)
+		}
+		if at, err := l.EnsureLifetime(t.Context(), 90*time.Minute); err != nil || at.Sub(start) != time.Hour {
+			t.Errorf("more than the bound ends after %s, %v", at.Sub(start), err)
+		}
+		if err := d.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestHundredSandboxesAreCheap(t *testing.T) {
 	p := fake.New(fake.Script{})
 	var before, after runtime.MemStats

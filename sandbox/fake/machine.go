@@ -50,6 +50,7 @@ type machine struct {
 	used     map[int]int // answers given, by position in the script
 	stores   map[string]*snapshot.MemStore
 	expires  time.Time
+	latest   time.Time // the life cannot be made longer than that; zero is no bound
 	timer    *time.Timer
 }
 
@@ -92,9 +93,19 @@ func newMachine(p *Provider, r sandbox.CreateRequest) (*machine, error) {
 	if err := m.furnish(); err != nil {
 		return nil, err
 	}
-	if r.Lifetime > 0 {
-		m.expires = time.Now().Add(r.Lifetime)
-		m.timer = time.AfterFunc(r.Lifetime, func() { m.end(errors.New("the lifetime of the instance is over")) })
+	life, most := r.Lifetime, p.script.Faults.MaxLifetime
+	if most > 0 {
+		if life > most {
+			return nil, fault.Configf("sandbox.lifetime-too-long", "Lower `lifetime`.", "a sandbox may live for %s, not for %s", most, life)
+		}
+		if life == 0 {
+			life = most
+		}
+		m.latest = time.Now().Add(most)
+	}
+	if life > 0 {
+		m.expires = time.Now().Add(life)
+		m.timer = time.AfterFunc(life, func() { m.end(errors.New("the lifetime of the instance is over")) })
 	}
 	return m, nil
 }
@@ -501,7 +512,10 @@ func (m *machine) EndProcesses(ctx context.Context) ([]sandbox.Process, error) {
 }
 
 // EnsureLifetime implements sandbox.Lifetimer.
-func (m *machine) EnsureLifetime(_ context.Context, min time.Duration) (time.Time, error) {
+func (m *machine) EnsureLifetime(ctx context.Context, min time.Duration) (time.Time, error) {
+	if err := m.p.life.next(ctx, "lifetime", m.script.Faults.Lifetime); err != nil {
+		return time.Time{}, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.gone != nil {
@@ -513,6 +527,9 @@ func (m *machine) EnsureLifetime(_ context.Context, min time.Duration) (time.Tim
 	}
 	if m.expires.Before(want) {
 		m.expires = want.Add(time.Second)
+		if !m.latest.IsZero() && m.latest.Before(m.expires) {
+			m.expires = m.latest
+		}
 		m.timer.Reset(time.Until(m.expires))
 	}
 	return m.expires, nil

@@ -32,8 +32,8 @@ type Provider struct {
 	script Script
 	err    error // why the script cannot be used
 
-	check, prepare, create, exec, put, get, stop trip
-	stopped                                      trip
+	check, prepare, create, exec, put, get, stop, life trip
+	stopped                                            trip
 
 	mu        sync.Mutex
 	instances map[string]*machine

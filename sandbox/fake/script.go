@@ -85,6 +85,12 @@ type Faults struct {
 	Stop   Fault `yaml:"stop,omitempty"`
 	// VanishAfter lets a sandbox disappear after so many commands; 0 is never.
 	VanishAfter int `yaml:"vanishAfter,omitempty"`
+	// Lifetime is how asking for a longer life fails.
+	Lifetime Fault `yaml:"lifetime,omitempty"`
+	// MaxLifetime bounds the life of every sandbox, as a service does that caps
+	// it: asking for more at its birth fails, and later it gets no more; 0 is no
+	// bound.
+	MaxLifetime time.Duration `yaml:"maxLifetime,omitempty"`
 }
 
 // Fault is how one operation fails. The zero value never fails. Counts run over
@@ -148,7 +154,7 @@ func (s *Script) compile() error {
 	if s.Workdir != "" && !path.IsAbs(s.Workdir) {
 		return bad("the workdir %q is not absolute", s.Workdir)
 	}
-	for _, f := range []Fault{s.Faults.Check, s.Faults.Prepare, s.Faults.Create, s.Faults.Exec, s.Faults.Put, s.Faults.Get, s.Faults.Stop} {
+	for _, f := range []Fault{s.Faults.Check, s.Faults.Prepare, s.Faults.Create, s.Faults.Exec, s.Faults.Put, s.Faults.Get, s.Faults.Stop, s.Faults.Lifetime} {
 		if _, ok := classes[f.Class]; !ok {
 			return bad("there is no fault class %q", f.Class)
 		}
