@@ -5,8 +5,7 @@ import "os"
 // CurrentOwner identifies this process well enough that another process on the
 // same machine can tell whether it is still alive.
 func CurrentOwner() *Owner {
-	host, _ := os.Hostname()
-	o := &Owner{Host: host, PID: os.Getpid()}
+	o := &Owner{Host: hostName(), PID: os.Getpid()}
 	o.Boot, o.PIDNamespace, o.Start = processFacts(o.PID)
 	return o
 }
@@ -26,7 +25,7 @@ func lifeOf(o *Owner) life {
 	if o == nil || o.PID <= 0 {
 		return lifeUnknown
 	}
-	if host, _ := os.Hostname(); host != o.Host {
+	if hostName() != o.Host {
 		return lifeUnknown
 	}
 	boot, ns, start := processFacts(o.PID)

@@ -50,8 +50,8 @@ type Provider interface {
 // for concurrent use, and no goroutine is left after Stop.
 //
 // Optional powers are separate small interfaces (Environer, Stater, Tracker,
-// ProcessEnder, Digester, Remover, Lifetimer, Reporter), found with As; a driver
-// that lacks one simply does not implement it.
+// ProcessEnder, Digester, Remover, Lifetimer, Reporter, Suspender, Leaver,
+// Enterer), found with As; a driver that lacks one simply does not implement it.
 type Driver interface {
 	// ID is the provider's own identifier of the instance, for registries and
 	// messages.
@@ -215,6 +215,8 @@ type CreateRequest struct {
 	// Lifetime bounds the sandbox's life and Timeout one attempt; 0 is no
 	// limit. They are independent.
 	Lifetime, Timeout time.Duration
+	// Keep asks for a sandbox that can be suspended; see Suspender.
+	Keep bool
 	// Notes is bound to phase sandbox.create; never nil.
 	Notes Notes
 }
@@ -252,6 +254,9 @@ type Owner struct {
 	// Token is unique per Create: it finds what an ambiguous call may have
 	// made.
 	Token string
+	// Registry is the host folder in which the owner lists what it keeps, or ""
+	// when it keeps nothing: what is listed there is no orphan.
+	Registry string
 }
 
 // LabelPrefix starts every label and metadata key that assay puts on instances.
@@ -267,6 +272,9 @@ func (o Owner) Labels() map[string]string {
 	out := make(map[string]string, len(m))
 	for k, v := range m {
 		out[LabelPrefix+k] = v
+	}
+	if o.Registry != "" {
+		out[LabelPrefix+"registry"] = o.Registry
 	}
 	return out
 }
