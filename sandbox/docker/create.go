@@ -11,6 +11,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/api/types/network"
 
 	"assay/fault"
 	"assay/sandbox"
@@ -31,6 +32,11 @@ const (
 // Create starts one container with the owner's labels. An image in which the
 // exec server cannot run gets the engine's own exec instead.
 func (p *Provider) Create(ctx context.Context, r sandbox.CreateRequest) (sandbox.Driver, error) {
+	return p.create(ctx, r, nil)
+}
+
+// create is Create with a shape; nil is a container of its own.
+func (p *Provider) create(ctx context.Context, r sandbox.CreateRequest, shape *Shape) (sandbox.Driver, error) {
 	if r.Notes == nil {
 		r.Notes = sandbox.Quiet{}
 	}
@@ -53,6 +59,7 @@ func (p *Provider) Create(ctx context.Context, r sandbox.CreateRequest) (sandbox
 	if err := p.permit(ctx, e, r); err != nil {
 		return nil, err
 	}
+	img = img.shaped(shape)
 	var unfit error
 	if spec.Guest != "off" {
 		d, err := p.createGuest(ctx, e, img, r)
@@ -151,6 +158,7 @@ func (p *Provider) blueprint(img *image, r sandbox.CreateRequest, entry []string
 	if r.Resources.Disk > 0 {
 		h.StorageOpt = map[string]string{"size": fmt.Sprint(r.Resources.Disk)}
 	}
+	img.shape.alter(c, h)
 	return c, h
 }
 
@@ -162,8 +170,8 @@ func mountGuest(h *container.HostConfig, path string) {
 // launch makes a container, fills it, attaches to it and starts it, in this
 // order: attached before it starts, nothing that it says is lost. On error
 // nothing is left of it.
-func (p *Provider) launch(ctx context.Context, e *engine, o sandbox.Owner, c *container.Config, h *container.HostConfig, fill func(ctx context.Context, id string) error) (string, *stream, error) {
-	id, err := e.bear(ctx, o.Token, c, h)
+func (p *Provider) launch(ctx context.Context, e *engine, img *image, o sandbox.Owner, c *container.Config, h *container.HostConfig, fill func(ctx context.Context, id string) error) (string, *stream, error) {
+	id, err := e.bearAs(ctx, img.shape.birth(o.Token), c, h)
 	if err != nil {
 		return "", nil, err
 	}
@@ -173,6 +181,9 @@ func (p *Provider) launch(ctx context.Context, e *engine, o sandbox.Owner, c *co
 			if err := fill(ctx, id); err != nil {
 				return err
 			}
+		}
+		if err := img.shape.settle(ctx, e, id); err != nil {
+			return err
 		}
 		conn, err := e.attach(ctx, id)
 		if err != nil {
@@ -201,11 +212,26 @@ func (e *engine) discard(ctx context.Context, id string, s *stream, err error) e
 	return err
 }
 
-// bear creates a container. The create request is not tied to ctx, because a
-// request that is cut leaves it open whether a container comes of it: when ctx
-// ends first, bear waits for the reply or finds the container by its token, and
-// removes it. A reply that was lost is cleared up in the same way.
+// birth is how a container comes to life.
+type birth struct {
+	name string // "" makes one up
+	// label and its value find the container, and no other.
+	label, value string
+	networks     *network.NetworkingConfig
+}
+
+func bornWith(token string) birth { return birth{label: sandbox.LabelPrefix + "token", value: token} }
+
+// bear creates a container that is known by its owner's token.
 func (e *engine) bear(ctx context.Context, token string, c *container.Config, h *container.HostConfig) (string, error) {
+	return e.bearAs(ctx, bornWith(token), c, h)
+}
+
+// bearAs creates a container. The create request is not tied to ctx, because a
+// request that is cut leaves it open whether a container comes of it: when ctx
+// ends first, it waits for the reply or finds the container by its label, and
+// removes it. A reply that was lost is cleared up in the same way.
+func (e *engine) bearAs(ctx context.Context, b birth, c *container.Config, h *container.HostConfig) (string, error) {
 	type reply struct {
 		id  string
 		err error
@@ -222,13 +248,17 @@ func (e *engine) bear(ctx context.Context, token string, c *container.Config, h 
 		}
 		defer e.gate.leave()
 		close(admitted)
-		id, err := e.create(request, "assay-"+newToken()[:16], c, h)
+		name := b.name
+		if name == "" {
+			name = "assay-" + newToken()[:16]
+		}
+		id, err := e.create(request, name, c, h, b.networks)
 		got <- reply{id, err}
 	}()
 	select {
 	case r := <-got:
 		if r.err != nil && ambiguous(r.err) {
-			return "", errors.Join(r.err, e.reclaim(ctx, token, nil))
+			return "", errors.Join(r.err, e.reclaim(ctx, b, nil))
 		}
 		return r.id, r.err
 	case <-ctx.Done():
@@ -242,7 +272,7 @@ func (e *engine) bear(ctx context.Context, token string, c *container.Config, h 
 	gone := make(chan struct{})
 	var last reply
 	go func() { defer close(gone); last = <-got }()
-	err := e.reclaim(ctx, token, gone)
+	err := e.reclaim(ctx, b, gone)
 	hangUp()
 	<-gone
 	return "", errors.Join(cause, err, e.dispose(ctx, last.id))
@@ -266,14 +296,14 @@ func ambiguous(err error) bool {
 	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.ENOENT)
 }
 
-// reclaim looks for containers with a token and removes them, until it found
+// reclaim looks for containers with a label and removes them, until it found
 // one, until over is closed, or a few looks in a row found none.
-func (e *engine) reclaim(ctx context.Context, token string, over <-chan struct{}) error {
+func (e *engine) reclaim(ctx context.Context, b birth, over <-chan struct{}) error {
 	clean, cancel := fault.WithTimeout(context.WithoutCancel(ctx), "cleanup-limit", reclaimLimit, "built-in")
 	defer cancel()
 	pause := 50 * time.Millisecond
 	for look := 0; ; look++ {
-		n, err := e.removeToken(clean, token)
+		n, err := e.removeLabelled(clean, b.label, b.value)
 		if err != nil {
 			return fmt.Errorf("look for a container that may be left: %w", err)
 		}
@@ -283,7 +313,7 @@ func (e *engine) reclaim(ctx context.Context, token string, over <-chan struct{}
 		}
 		select {
 		case <-over:
-			_, err := e.removeToken(clean, token) // its reply may be one that was lost
+			_, err := e.removeLabelled(clean, b.label, b.value) // its reply may be one that was lost
 			return err
 		case <-clean.Done():
 			return context.Cause(clean)
@@ -293,9 +323,10 @@ func (e *engine) reclaim(ctx context.Context, token string, over <-chan struct{}
 	}
 }
 
-// removeToken removes the containers of a token and returns how many there were.
-func (e *engine) removeToken(ctx context.Context, token string) (int, error) {
-	ids, err := e.labelled(ctx, sandbox.LabelPrefix+"token", token)
+// removeLabelled removes the containers with a label and returns how many there
+// were.
+func (e *engine) removeLabelled(ctx context.Context, label, value string) (int, error) {
+	ids, err := e.labelled(ctx, label, value)
 	if err != nil {
 		return 0, err
 	}
@@ -315,6 +346,6 @@ func (p *Provider) Reconcile(ctx context.Context, o sandbox.Owner) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.removeToken(ctx, o.Token)
+	_, err = e.removeLabelled(ctx, sandbox.LabelPrefix+"token", o.Token)
 	return err
 }

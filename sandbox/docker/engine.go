@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 
 	"assay/fault"
@@ -237,10 +238,10 @@ func (e *engine) about(ctx context.Context) (engineFacts, error) {
 
 // create makes a container, without starting it, and returns its id. The caller
 // holds a place at the gate.
-func (e *engine) create(ctx context.Context, name string, c *container.Config, h *container.HostConfig) (string, error) {
+func (e *engine) create(ctx context.Context, name string, c *container.Config, h *container.HostConfig, n *network.NetworkingConfig) (string, error) {
 	var id string
 	err := e.ungated(ctx, "create", makeLimit, func(ctx context.Context) error {
-		r, err := e.cli.ContainerCreate(ctx, client.ContainerCreateOptions{Name: name, Config: c, HostConfig: h})
+		r, err := e.cli.ContainerCreate(ctx, client.ContainerCreateOptions{Name: name, Config: c, HostConfig: h, NetworkingConfig: n})
 		id = r.ID
 		if err == nil && id == "" {
 			err = errors.New("the engine gave the container no id")

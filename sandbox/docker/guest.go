@@ -144,13 +144,13 @@ func (p *Provider) tryGuest(ctx context.Context, e *engine, img *image, r sandbo
 	} else {
 		mountGuest(h, bin.path)
 	}
-	id, s, err := p.launch(ctx, e, r.Owner, c, h, fill)
+	id, s, err := p.launch(ctx, e, img, r.Owner, c, h, fill)
 	if !copying && statusOf(err) == http.StatusBadRequest && opOf(err) == "create" {
 		// An engine in a virtual machine or a container does not see this
 		// host's file: give it a copy.
 		c, h = p.blueprint(img, r, entry)
 		var again error
-		if id, s, again = p.launch(ctx, e, r.Owner, c, h, upload); again == nil {
+		if id, s, again = p.launch(ctx, e, img, r.Owner, c, h, upload); again == nil {
 			p.bindless.Store(true)
 			err = nil
 		} else if opOf(again) != "create" {

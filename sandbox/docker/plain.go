@@ -49,7 +49,7 @@ func (p *Provider) createPlain(ctx context.Context, e *engine, img *image, r san
 	yes := true
 	h.Init = &yes // reaps what commands leave behind
 	c.Env = []string{marker + "=" + newToken()}
-	id, s, err := p.launch(ctx, e, r.Owner, c, h, nil)
+	id, s, err := p.launch(ctx, e, img, r.Owner, c, h, nil)
 	if unstartable(err) {
 		return nil, &fault.Error{Class: fault.Config, Code: "sandbox.image-unusable", What: "start a container without the exec server", Fix: "Use an image that has the command `cat`.", Err: err}
 	}

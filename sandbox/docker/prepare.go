@@ -26,6 +26,8 @@ type image struct {
 	Workdir string            `json:"workdir,omitempty"`
 	Arch    string            `json:"arch"`
 	Env     map[string]string `json:"env,omitempty"`
+
+	shape *Shape // how its containers differ
 }
 
 // Prepare finds the image, pulls it when it is missing, and resolves its name to
