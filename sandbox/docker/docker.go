@@ -181,7 +181,7 @@ func shared(kind string) *Provider {
 func (p *Provider) Info() sandbox.Info {
 	info := sandbox.Info{
 		Kind: p.kind, Concurrency: 10, RetryCreate: true, Users: sandbox.UsersAny,
-		Reuse: true, Network: true, Limits: true, Reset: true,
+		Keep: true, Reuse: true, Network: true, Limits: true, Reset: true,
 	}
 	if p.kind != Docker {
 		info.Engine = p.kind

@@ -193,7 +193,7 @@ func suite(t *testing.T, spec Spec) sandboxtest.Harness {
 
 func TestSuiteGuest(t *testing.T) {
 	h := suite(t, Spec{})
-	h.Powers = []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler"}
+	h.Powers = []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler", "Suspender", "Leaver", "Enterer", "Inventory", "Waker"}
 	sandboxtest.Run(t, h)
 }
 
@@ -204,7 +204,7 @@ var beyond = map[string]string{
 
 func TestSuitePlain(t *testing.T) {
 	h := suite(t, Spec{Guest: "off"})
-	h.Powers = []string{"Environer", "ProcessEnder", "Digester", "Reporter", "Reconciler"}
+	h.Powers = []string{"Environer", "ProcessEnder", "Digester", "Reporter", "Reconciler", "Suspender", "Enterer", "Inventory", "Waker"}
 	h.MayRetire = true
 	for _, p := range sandboxtest.Promises() {
 		t.Run(p.Name, func(t *testing.T) {

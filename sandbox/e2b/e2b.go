@@ -186,7 +186,7 @@ func (p *Provider) Info() sandbox.Info {
 		n = 20
 	}
 	return sandbox.Info{
-		Kind: Kind, Concurrency: n, RetryCreate: true, Users: sandbox.UsersAny, Reuse: true, Network: true, Reset: true,
+		Kind: Kind, Concurrency: n, RetryCreate: true, Users: sandbox.UsersAny, Keep: true, Reuse: true, Network: true, Reset: true,
 	}
 }
 

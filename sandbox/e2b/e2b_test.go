@@ -296,14 +296,14 @@ func TestKeep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.(interface{ Suspend(context.Context) error }).Suspend(t.Context()); err != nil {
+	if _, err := d.(sandbox.Suspender).Suspend(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	found, err := p.Instances(t.Context(), nil)
 	if err != nil || len(found) != 1 || found[0].State != "paused" {
 		t.Fatalf("after a pause: %+v, %v", found, err)
 	}
-	again, err := p.Wake(t.Context(), d.ID(), 10*time.Minute, "", "")
+	again, err := p.Wake(t.Context(), d.ID(), sandbox.WakeRequest{Lifetime: 10 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,15 +14,22 @@ import (
 // driver is a live sandbox.
 type driver struct{ *cloudbox.Driver }
 
-// Suspend keeps the sandbox's files and memory and pauses it. The driver is of
-// no use afterwards; Provider.Wake brings the sandbox back.
-func (d *driver) Suspend(ctx context.Context) error {
+// Suspend keeps the sandbox's files and memory and pauses it.
+func (d *driver) Suspend(ctx context.Context) (sandbox.Dormant, error) {
 	if err := d.Keep(ctx); err != nil {
-		return err
+		return sandbox.Dormant{}, err
 	}
 	m := d.Machine().(*machine)
 	if err := m.api.Pause(ctx, m.s.SandboxID); err != nil && e2bapi.StatusOf(err) != http.StatusConflict {
-		return explain("pause sandbox "+m.s.SandboxID, err)
+		return sandbox.Dormant{}, explain("pause sandbox "+m.s.SandboxID, err)
+	}
+	return sandbox.Dormant{ID: m.s.SandboxID}, d.Detach()
+}
+
+// Leave lets the sandbox run on until its lifetime ends.
+func (d *driver) Leave(ctx context.Context) error {
+	if err := d.Keep(ctx); err != nil {
+		return err
 	}
 	return d.Detach()
 }
@@ -37,9 +44,15 @@ func (d *driver) Snapshot(ctx context.Context, name string) (string, error) {
 	return s.SnapshotID, nil
 }
 
-// Wake resumes a sandbox, paused or running, for at least lifetime longer. The
-// user and workdir are those it was created with.
-func (p *Provider) Wake(ctx context.Context, id string, lifetime time.Duration, user, workdir string) (sandbox.Driver, error) {
+// wakeLife is how long a sandbox that was woken lives where nobody says.
+const wakeLife = time.Hour
+
+// Wake resumes a sandbox, paused or running, for at least the lifetime longer.
+func (p *Provider) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (sandbox.Driver, error) {
+	lifetime, user, workdir := r.Lifetime, r.User, r.Workdir
+	if lifetime == 0 {
+		lifetime = wakeLife
+	}
 	program, err := p.program()
 	if err != nil {
 		return nil, err
@@ -90,6 +103,18 @@ func (p *Provider) Instances(ctx context.Context, labels map[string]string) ([]I
 	return out, nil
 }
 
+// Inventory lists the sandboxes that carry owner labels.
+func (p *Provider) Inventory(ctx context.Context) ([]sandbox.Instance, error) {
+	all, err := p.Instances(ctx, nil)
+	var out []sandbox.Instance
+	for _, i := range all {
+		if i.Labels[tokenKey] != "" {
+			out = append(out, sandbox.Instance{ID: i.ID, Kind: "sandbox", State: i.State, Labels: i.Labels, Created: i.Started, Expires: i.Ends})
+		}
+	}
+	return out, err
+}
+
 // Destroy kills a sandbox by its id; one that is gone is no error.
 func (p *Provider) Destroy(ctx context.Context, id string) error {
 	if _, err := p.API().Kill(ctx, id); err != nil {
@@ -97,3 +122,10 @@ func (p *Provider) Destroy(ctx context.Context, id string) error {
 	}
 	return nil
 }
+
+var (
+	_ sandbox.Inventory = (*Provider)(nil)
+	_ sandbox.Waker     = (*Provider)(nil)
+	_ sandbox.Suspender = (*driver)(nil)
+	_ sandbox.Leaver    = (*driver)(nil)
+)

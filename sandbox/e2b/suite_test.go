@@ -75,7 +75,7 @@ func TestSuite(t *testing.T) {
 		Provider: p, Template: template(p, "base"), Others: []sandbox.Template{template(p, "claude"), template(p, "codex")},
 		Instances: instances(s),
 		Labels:    func(_ context.Context, id string) (map[string]string, error) { return s.Metadata(id), nil },
-		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler"},
+		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler", "Suspender", "Leaver", "Inventory", "Waker"},
 		User:      "user", IgnoreGoroutines: connections, LargeOutput: 20 << 20,
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
 			sandboxtest.CheckFails: func(tb testing.TB) sandboxtest.Broken {

@@ -37,7 +37,10 @@ type Provider struct {
 
 	mu        sync.Mutex
 	instances map[string]*machine
+	asleep    map[string]bool // of instances, those that are suspended
 	made      int
+
+	brief bool // nobody can come back to it, so that nothing can be kept
 }
 
 // New returns a provider that follows a script. A script with errors makes
@@ -88,7 +91,10 @@ func Definition() sandbox.Definition {
 					return sandbox.Template{}, err
 				}
 			}
-			t := New(script).Template()
+			// Its sandboxes are gone with the process, so that none can be kept.
+			p := New(script)
+			p.brief = true
+			t := p.Template()
 			t.Dir = dir
 			return t, nil
 		},
@@ -98,7 +104,7 @@ func Definition() sandbox.Definition {
 
 // Info describes the provider.
 func (p *Provider) Info() sandbox.Info {
-	return sandbox.Info{Kind: "fake", Concurrency: 100, RetryCreate: true, Users: sandbox.UsersAny, Reuse: true, Reset: true}
+	return sandbox.Info{Kind: "fake", Concurrency: 100, RetryCreate: true, Users: sandbox.UsersAny, Keep: !p.brief, Reuse: true, Reset: true}
 }
 
 // Check fails when the script is wrong or orders it.
@@ -219,6 +225,7 @@ func (p *Provider) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.instances, id)
+	delete(p.asleep, id)
 }
 
 // Stats counts calls, and instances that were made and are alive.

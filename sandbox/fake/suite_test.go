@@ -35,7 +35,7 @@ func harness() sandboxtest.Harness {
 		Marked: func(_ context.Context, d sandbox.Driver, mark string) (int, error) {
 			return p.Marked(d.ID(), "ST_MARK", mark), nil
 		},
-		Powers: []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler"},
+		Powers: []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler", "Suspender", "Inventory", "Waker"},
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
 			sandboxtest.CheckFails:       broken(fake.Faults{Check: fake.Fault{Config: "the token is wrong"}}),
 			sandboxtest.PrepareConfig:    broken(fake.Faults{Prepare: fake.Fault{Config: "step 2 exits 1", Stage: "build"}}),

@@ -26,6 +26,8 @@ func powerPromises() []Promise {
 		{"power-lifetimer", powerLifetime},
 		{"power-reporter", powerReport},
 		{"power-reconciler", powerReconcile},
+		{"power-inventory", powerInventory},
+		{"power-suspender", powerSuspend},
 	}
 }
 
@@ -53,8 +55,18 @@ func powersOf(p sandbox.Provider, d sandbox.Driver) []string {
 	add("Lifetimer", ok)
 	_, ok = sandbox.AsDriver[sandbox.Reporter](d)
 	add("Reporter", ok)
+	_, ok = sandbox.AsDriver[sandbox.Suspender](d)
+	add("Suspender", ok)
+	_, ok = sandbox.AsDriver[sandbox.Leaver](d)
+	add("Leaver", ok)
+	_, ok = sandbox.AsDriver[sandbox.Enterer](d)
+	add("Enterer", ok)
 	_, ok = p.(sandbox.Reconciler)
 	add("Reconciler", ok)
+	_, ok = p.(sandbox.Inventory)
+	add("Inventory", ok)
+	_, ok = p.(sandbox.Waker)
+	add("Waker", ok)
 	return out
 }
 

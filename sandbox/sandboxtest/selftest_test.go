@@ -20,6 +20,7 @@ import (
 	"assay/fault"
 	"assay/internal/snapshot"
 	"assay/sandbox"
+	"assay/sandbox/fake"
 	"assay/sandbox/sandboxtest"
 )
 
@@ -476,6 +477,26 @@ type hopeful struct{ *sinDriver }
 
 func (hopeful) Health(context.Context) error { return nil }
 
+// amnesiac loses a file when it is suspended.
+type amnesiac struct{ *sinDriver }
+
+func (a amnesiac) Suspend(ctx context.Context) (sandbox.Dormant, error) {
+	r, _ := sandbox.AsDriver[sandbox.Remover](a.Driver)
+	if err := r.Remove(ctx, a.Workdir()+"/kept/f"); err != nil {
+		return sandbox.Dormant{}, err
+	}
+	s, _ := sandbox.AsDriver[sandbox.Suspender](a.Driver)
+	return s.Suspend(ctx)
+}
+
+// jealous destroys on Stop what was suspended.
+type jealous struct{ *sinDriver }
+
+func (j jealous) Stop(ctx context.Context) error {
+	j.s.Provider.(*fake.Provider).Vanish(j.ID())
+	return j.sinDriver.Stop(ctx)
+}
+
 func powerSins() map[string]func(*sinner) {
 	return map[string]func(*sinner){
 		"powers-are-claimed-or-absent": withDriver(func(d *sinDriver) sandbox.Driver { return opaque{d} }),
@@ -489,6 +510,10 @@ func powerSins() map[string]func(*sinner) {
 		"power-lifetimer":              withDriver(func(d *sinDriver) sandbox.Driver { return shortLived{d} }),
 		"power-reporter":               withDriver(func(d *sinDriver) sandbox.Driver { return hopeful{d} }),
 		"power-reconciler":             func(s *sinner) { s.reconcile = func() error { return nil } },
+		"power-inventory":              func(s *sinner) { s.create = func(r *sandbox.CreateRequest) { r.Owner.StartTime = "" } },
+		"power-inventory/left":         func(s *sinner) { s.destroy = func(string) error { return nil } },
+		"power-suspender":              withDriver(func(d *sinDriver) sandbox.Driver { return amnesiac{d} }),
+		"power-suspender/destroyed":    withDriver(func(d *sinDriver) sandbox.Driver { return jealous{d} }),
 	}
 }
 

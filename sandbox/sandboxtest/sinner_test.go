@@ -27,6 +27,7 @@ type sinner struct {
 	classify  func(error) fault.Class
 	driver    func(d *sinDriver) sandbox.Driver
 	reconcile func() error
+	destroy   func(id string) error
 	exec      func(ctx context.Context, d sandbox.Driver, c sandbox.Cmd) (sandbox.Exit, error)
 	put       func(ctx context.Context, d sandbox.Driver, dir string, r io.Reader) error
 	get       func(ctx context.Context, d sandbox.Driver, p string, w io.Writer) error
@@ -94,6 +95,21 @@ func (s *sinner) Reconcile(ctx context.Context, o sandbox.Owner) error {
 		return s.reconcile()
 	}
 	return s.Provider.(sandbox.Reconciler).Reconcile(ctx, o)
+}
+
+func (s *sinner) Inventory(ctx context.Context) ([]sandbox.Instance, error) {
+	return s.Provider.(sandbox.Inventory).Inventory(ctx)
+}
+
+func (s *sinner) Destroy(ctx context.Context, id string) error {
+	if s.destroy != nil {
+		return s.destroy(id)
+	}
+	return s.Provider.(sandbox.Inventory).Destroy(ctx, id)
+}
+
+func (s *sinner) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (sandbox.Driver, error) {
+	return s.Provider.(sandbox.Waker).Wake(ctx, id, r)
 }
 
 // sinDriver passes everything on but what its provider's hooks take.
@@ -168,7 +184,7 @@ func harness(t *testing.T, sin func(*sinner)) sandboxtest.Harness {
 		Marked: func(_ context.Context, d sandbox.Driver, mark string) (int, error) {
 			return p.Marked(d.ID(), "ST_MARK", mark), nil
 		},
-		Powers: []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler"},
+		Powers: []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler", "Suspender", "Inventory", "Waker"},
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
 			sandboxtest.CheckFails:       broken(fake.Faults{Check: fake.Fault{Config: "the token is wrong"}}),
 			sandboxtest.PrepareConfig:    broken(fake.Faults{Prepare: fake.Fault{Config: "step 2 exits 1"}}),

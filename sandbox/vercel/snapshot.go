@@ -9,6 +9,7 @@ import (
 
 	"assay/fault"
 	"assay/internal/cloudbox"
+	"assay/ref"
 	"assay/sandbox"
 	"assay/sandbox/vercel/vercelapi"
 )
@@ -19,15 +20,44 @@ type driver struct{ *cloudbox.Driver }
 // keepFor is how long Suspend keeps files.
 const keepFor = 30 * 24 * time.Hour
 
-// Suspend keeps the sandbox's files as a snapshot and stops it; its memory is
-// lost. It returns the snapshot's id, from which a layer can start.
-func (d *driver) Suspend(ctx context.Context) (string, error) {
+// Suspend keeps the sandbox's files as a snapshot, from which a layer can start
+// too, and deletes the sandbox; its memory is lost.
+func (d *driver) Suspend(ctx context.Context) (sandbox.Dormant, error) {
 	m := d.Machine().(*machine)
 	s, err := m.api.CreateSnapshot(ctx, m.sid, keepFor)
 	if err != nil {
-		return "", explain("take a snapshot of sandbox "+m.name, err)
+		return sandbox.Dormant{}, explain("take a snapshot of sandbox "+m.name, err)
 	}
-	return s.ID, d.Detach()
+	out := sandbox.Dormant{ID: s.ID}
+	if s.ExpiresAt > 0 {
+		out.Expires = time.UnixMilli(s.ExpiresAt)
+	}
+	// The session has ended with the snapshot; what is left is a name.
+	return out, d.Stop(ctx)
+}
+
+// snapshotPrefix starts the ids of snapshots.
+const snapshotPrefix = "snap_"
+
+// Wake makes a sandbox from the snapshot that Suspend took.
+func (p *Provider) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (sandbox.Driver, error) {
+	if r.Owner.Token == "" {
+		r.Owner.Token = ref.New()
+	}
+	return p.Create(ctx, sandbox.CreateRequest{
+		Template: sandbox.Template{Provider: p, Spec: Spec{SnapshotID: id}}, Owner: r.Owner, User: r.User, Workdir: r.Workdir, Lifetime: r.Lifetime, Notes: sandbox.Quiet{},
+	})
+}
+
+// Inventory lists the sandboxes that were made here. Snapshots carry no labels
+// and are not among them.
+func (p *Provider) Inventory(ctx context.Context) ([]sandbox.Instance, error) {
+	all, err := p.Instances(ctx, nil)
+	out := make([]sandbox.Instance, 0, len(all))
+	for _, i := range all {
+		out = append(out, sandbox.Instance{ID: i.ID, Kind: "sandbox", State: i.State, Labels: i.Labels, Created: i.Started})
+	}
+	return out, err
 }
 
 // NewSnapshot says how to build a snapshot.
@@ -120,3 +150,9 @@ func (p *Provider) build(ctx context.Context, api *vercelapi.Client, sid string,
 	}
 	return nil
 }
+
+var (
+	_ sandbox.Inventory = (*Provider)(nil)
+	_ sandbox.Waker     = (*Provider)(nil)
+	_ sandbox.Suspender = (*driver)(nil)
+)

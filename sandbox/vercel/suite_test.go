@@ -76,7 +76,7 @@ func TestSuite(t *testing.T) {
 		Provider: p, Template: template(p, "node24"), Others: []sandbox.Template{template(p, "node22"), template(p, "python3.13")},
 		Instances:        instances(s),
 		Labels:           func(_ context.Context, id string) (map[string]string, error) { return vercel.Labels(s.Tags(id)), nil },
-		Powers:           []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler"},
+		Powers:           []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Reconciler", "Suspender", "Inventory", "Waker"},
 		IgnoreGoroutines: connections, LargeOutput: 20 << 20,
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
 			sandboxtest.CheckFails: func(tb testing.TB) sandboxtest.Broken {

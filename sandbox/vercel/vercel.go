@@ -202,7 +202,7 @@ func (p *Provider) Info() sandbox.Info {
 		n = 1
 	}
 	return sandbox.Info{
-		Kind: Kind, Concurrency: n, RetryCreate: true, Users: sandbox.UsersRoot, Reuse: true, Network: true, Reset: true,
+		Kind: Kind, Concurrency: n, RetryCreate: true, Users: sandbox.UsersRoot, Keep: true, Reuse: true, Network: true, Reset: true,
 	}
 }
 
@@ -550,8 +550,16 @@ func (p *Provider) Instances(ctx context.Context, labels map[string]string) ([]I
 	return out, nil
 }
 
-// Destroy deletes a sandbox by its name; one that is gone is no error.
+// Destroy deletes a sandbox by its name, or a snapshot by its id; one that is
+// gone is no error.
 func (p *Provider) Destroy(ctx context.Context, name string) error {
+	if strings.HasPrefix(name, snapshotPrefix) {
+		err := p.API().DeleteSnapshot(ctx, name)
+		if s := vercelapi.StatusOf(err); err != nil && s != http.StatusNotFound && s != http.StatusGone {
+			return explain("delete snapshot "+name, err)
+		}
+		return nil
+	}
 	if _, err := p.API().Delete(ctx, name); err != nil {
 		return explain("delete sandbox "+name, err)
 	}

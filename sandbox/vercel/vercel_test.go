@@ -246,14 +246,39 @@ func TestSnapshot(t *testing.T) {
 	if left := s.Sandboxes("", ""); len(left) != 1 {
 		t.Errorf("a failed build left %q", left)
 	}
-	kept, err := d.(interface {
-		Suspend(context.Context) (string, error)
-	}).Suspend(t.Context())
-	if err != nil || kept == "" {
-		t.Errorf("Suspend gave %q, %v", kept, err)
+	run := func(d sandbox.Driver, script string) string {
+		t.Helper()
+		var out bytes.Buffer
+		if x, err := d.Exec(t.Context(), sandbox.Cmd{Argv: []string{"/bin/sh", "-c", script}, Dir: d.Workdir(), Env: map[string]string{"PATH": "/usr/bin:/bin"}, Stdout: &out}); err != nil || x.Code != 0 {
+			t.Fatalf("%s: %+v, %v", script, x, err)
+		}
+		return out.String()
+	}
+	run(d, "echo kept >f")
+	kept, err := d.(sandbox.Suspender).Suspend(t.Context())
+	if err != nil || kept.ID == "" || kept.Expires.IsZero() {
+		t.Fatalf("Suspend gave %+v, %v", kept, err)
 	}
 	if all, err := p.API().ListSnapshots(t.Context()); err != nil || len(all) != 2 {
 		t.Errorf("the snapshots are %+v, %v", all, err)
+	}
+	if left, err := p.Inventory(t.Context()); err != nil || len(left) != 0 {
+		t.Errorf("a suspended sandbox left %+v, %v", left, err)
+	}
+	again, err := p.Wake(t.Context(), kept.ID, sandbox.WakeRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := run(again, "cat f"); got != "kept\n" {
+		t.Errorf("the woken sandbox says %q", got)
+	}
+	if err := again.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for range 2 { // the second time it is gone
+		if err := p.Destroy(t.Context(), kept.ID); err != nil {
+			t.Error(err)
+		}
 	}
 	if err := p.API().DeleteSnapshot(t.Context(), id); err != nil {
 		t.Error(err)
