@@ -17,6 +17,7 @@ import (
 type Assertion struct {
 	t        *T
 	measured bool // a measurement: soft until a gate is given
+	strict   bool // only a threshold lets it end the body
 	check    func(context.Context) (record.Check, error)
 
 	once sync.Once
@@ -72,6 +73,12 @@ func (a *Assertion) Optional() *Assertion {
 
 // OrStop ends the body here unless the check matched.
 func (a *Assertion) OrStop(ctx context.Context) *Assertion {
+	a.mu.Lock()
+	open := a.strict && a.gate == nil
+	a.mu.Unlock()
+	if open {
+		a.t.halt(fault.Configf("check-without-threshold", "Give it Gate(n) or AtLeast(n) before OrStop.", "the check %q has no threshold that it could miss", a.c.Name))
+	}
 	if a.result(ctx).Outcome != record.Matched {
 		runtime.Goexit()
 	}
@@ -102,7 +109,7 @@ func (a *Assertion) result(ctx context.Context) record.Check {
 		}
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.c.Outcome, a.c.Detail, a.c.Reason, a.c.Value, a.c.Environment = r.Outcome, r.Detail, r.Reason, r.Value, r.Environment
+		a.c.Outcome, a.c.Detail, a.c.Reason, a.c.Value, a.c.Environment, a.c.Judge = r.Outcome, r.Detail, r.Reason, r.Value, r.Environment, r.Judge
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +132,11 @@ func (a *Assertion) result(ctx context.Context) record.Check {
 		c.Outcome = record.Matched
 		if *c.Value < *a.gate {
 			c.Outcome = record.Mismatched
-			c.Detail = fmt.Sprintf("expected at least %g, received %g", *a.gate, *c.Value)
+			detail := fmt.Sprintf("expected at least %g, received %g", *a.gate, *c.Value)
+			if c.Judge != nil && c.Detail != "" {
+				detail += ": " + c.Detail
+			}
+			c.Detail = detail
 		}
 	} else if a.measured && a.gate == nil && c.Outcome == record.Mismatched {
 		c.Outcome = record.Matched // without a threshold a measurement is only a number

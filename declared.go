@@ -100,6 +100,8 @@ func (t *T) declared(ctx context.Context, c Check) *Assertion {
 		return t.HasEvent(c.Event)
 	case c.NotEvent != "":
 		return t.NoEvent(c.NotEvent)
+	case c.Judge != nil:
+		return t.Judge(ctx, *c.Judge)
 	default:
 		return t.Succeeded()
 	}

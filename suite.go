@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"assay/agent"
+	"assay/judge"
 	"assay/ref"
 	"assay/sandbox"
 )
@@ -34,6 +35,8 @@ type Suite struct {
 	Record string
 	// MaxConcurrency is the project's width; 0 leaves it to the providers.
 	MaxConcurrency int
+	// Judge is the lowest level of the judge's configuration.
+	Judge judge.Config
 }
 
 // Defaults is the lowest level of configuration.
@@ -70,8 +73,15 @@ type Experiment struct {
 	MaxConcurrency int
 	Profile        string
 	Sandbox        sandbox.Layer
-	SandboxReuse   bool
+	// SandboxReuse lets attempts use a sandbox one after the other: MaxConcurrency
+	// sandboxes at most, each reset before it is handed on. It needs a lifetime of
+	// the sandbox.
+	SandboxReuse bool
+	// MaxUses is how many attempts one reused sandbox serves; 0 is no limit.
+	MaxUses int
 	SharedState    string
+	// Judge overrides the project's judge.
+	Judge judge.Config
 	// Setup and Teardown run on the host once per run, only if something will
 	// execute. The commands run first.
 	SetupCommands    []sandbox.Command
@@ -118,6 +128,9 @@ type Eval struct {
 	Teardown    []sandbox.Command
 	Diff        DiffRules
 	Metadata    map[string]any
+	// Judge declares that Test asks a judge, and overrides its configuration; a
+	// declared judge check needs no declaration.
+	Judge *judge.Config
 	// Test drives the agent and checks what it did. It returns an error only
 	// when it could not do its work; the attempt is errored then.
 	Test func(ctx context.Context, t *T) error
@@ -171,6 +184,7 @@ type Check struct {
 	Succeeded       bool
 	Event           string // an event of this type happened
 	NotEvent        string
+	Judge           *JudgeCheck
 
 	Name     string
 	Soft     bool

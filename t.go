@@ -10,6 +10,7 @@ import (
 	"assay/agent"
 	"assay/expect"
 	"assay/fault"
+	"assay/judge"
 	"assay/record"
 	"assay/ref"
 	"assay/sandbox"
@@ -31,6 +32,9 @@ type Host interface {
 	// Conclude ends the conversation: the agent's processes are ended where the
 	// eval wants that, and hidden files are uploaded.
 	Conclude(ctx context.Context) error
+	// Judge asks the attempt's judge. What is in Judged is valid also with an
+	// error.
+	Judge(ctx context.Context, q judge.Question) (Judged, error)
 	Facts() AttemptFacts
 }
 
@@ -64,6 +68,7 @@ type T struct {
 	concluded  bool
 	closed     bool
 	session    int
+	lane       judgeLane
 }
 
 // Turn is one message and what came of it.

@@ -12,12 +12,14 @@ import (
 	"assay/agent"
 	"assay/expect"
 	"assay/fault"
+	"assay/judge"
 	"assay/record"
 	"assay/sandbox"
 )
 
 // host is an engine made of data.
 type host struct {
+	judge    func(context.Context, judge.Question) (Judged, error)
 	turns    []agent.Turn
 	err      error
 	coverage agent.Coverage
@@ -51,7 +53,10 @@ func (h *host) Changes(context.Context, int, int) ([]record.Row, string, error) 
 	return h.rows, h.partial, h.diffErr
 }
 func (h *host) Conclude(context.Context) error { h.ended++; return nil }
-func (h *host) Facts() AttemptFacts            { return AttemptFacts{Agent: "x", Coverage: h.coverage} }
+func (h *host) Judge(ctx context.Context, q judge.Question) (Judged, error) {
+	return h.judge(ctx, q)
+}
+func (h *host) Facts() AttemptFacts { return AttemptFacts{Agent: "x", Coverage: h.coverage} }
 
 var complete = agent.Coverage{Events: agent.Complete, Actions: agent.Complete, Messages: agent.Complete, Usage: agent.Complete}
 

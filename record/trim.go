@@ -135,6 +135,14 @@ func (a *Attempt) cutTexts(limit int) {
 		cut(&a.Checks[i].Name, "checks[%d].name", i)
 		cut(&a.Checks[i].Detail, "checks[%d].detail", i)
 		cut(&a.Checks[i].Environment, "checks[%d].environment", i)
+		if a.Checks[i].Judge == nil {
+			continue
+		}
+		j := *a.Checks[i].Judge
+		for _, p := range []*string{&j.Criterion, &j.Input, &j.Output, &j.Changes, &j.Reference, &j.Rationale} {
+			cut(p, "checks[%d].judge", i)
+		}
+		a.Checks[i].Judge = &j
 	}
 	for i := range a.Diagnostics {
 		d := &a.Diagnostics[i]

@@ -96,9 +96,11 @@ type End struct {
 type NotRunSlot struct {
 	SlotRef
 	// Reason is "interrupted", "budget", "early-exit", "halted", "setup-failed",
-	// "prepare-failed".
+	// "prepare-failed", or "judge-precheck-failed".
 	Reason  string        `json:"reason"`
 	Attempt ref.AttemptID `json:"attempt,omitempty"` // an interrupted attempt
+	// Error makes the slot errored although nothing was attempted.
+	Error *ErrorInfo `json:"error,omitempty"`
 }
 
 // Member says that a slot of this run was filled by an attempt of another run.
@@ -202,6 +204,36 @@ type Check struct {
 	// Environment is set when the check's own command could not run (exit 126
 	// or 127): the environment lacks something, whatever the agent did.
 	Environment string `json:"environment,omitempty"`
+	// Judge is what a model was asked and answered, for a check of that kind.
+	Judge *Judgment `json:"judge,omitempty"`
+}
+
+// Judgment is one grade that a model was asked for. The texts are shortened and
+// hold no secret.
+type Judgment struct {
+	// Kind is "criteria", "closedQA", "factuality" or "summary".
+	Kind    string `json:"kind"`
+	Model   string `json:"model,omitempty"`
+	BaseURL string `json:"baseUrl,omitempty"`
+	// AnsweredBy is the model that the service named, where it is another.
+	AnsweredBy string `json:"answeredBy,omitempty"`
+	Criterion  string `json:"criterion,omitempty"`
+	Input      string `json:"input,omitempty"`
+	Output     string `json:"output,omitempty"`
+	Changes    string `json:"changes,omitempty"`
+	Reference  string `json:"reference,omitempty"`
+	Rationale  string `json:"rationale,omitempty"`
+	// Usage is the grading's own, never part of the agent's.
+	Usage *JudgeUsage `json:"usage,omitempty"`
+	// Tries is how many requests were made; 0 is none.
+	Tries int   `json:"tries"`
+	MS    int64 `json:"ms"`
+}
+
+// JudgeUsage counts the tokens of a grade.
+type JudgeUsage struct {
+	InputTokens  int64 `json:"inputTokens"`
+	OutputTokens int64 `json:"outputTokens"`
 }
 
 // Turn is one message to the agent and its answer.

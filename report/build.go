@@ -155,6 +155,9 @@ func newSlot(s *record.SlotResult) Slot {
 		out.Why, out.SoftFailures = Why(s.Attempt)
 	case s.Problem != nil:
 		out.Why = "unreadable: " + s.Problem.Message
+	case s.Error != nil:
+		out.Verdict, out.Error = record.Errored, s.Error
+		out.Why = whyErrored(&record.Attempt{Error: s.Error})
 	default:
 		out.Why = s.Reason
 	}
@@ -274,6 +277,8 @@ func group(runs []*Run) []Group {
 				g := Group{Verdict: s.Verdict, Why: s.Why, Measured: s.Verdict == record.Failed}
 				if s.Result != nil && s.Result.Error != nil {
 					g.Fix = s.Result.Error.Fix
+				} else if s.Error != nil {
+					g.Fix = s.Error.Fix
 				}
 				groups = append(groups, g)
 			}

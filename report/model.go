@@ -67,6 +67,8 @@ type Slot struct {
 	Source ref.RunID
 	// Result is the attempt without Turns and Identity; nil when there is none.
 	Result *record.Attempt
+	// Error is that of a slot that is errored without an attempt.
+	Error *record.ErrorInfo
 }
 
 // Totals counts slots by verdict and sums what is known.

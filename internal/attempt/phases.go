@@ -115,7 +115,7 @@ func (a *attempt) loadSecrets() []string {
 			a.diagnostic("sandbox.create", sandbox.Diagnostic{Code: "secret-too-short", Level: sandbox.Warning, Message: fmt.Sprintf("the value of %s has fewer than %d characters and is not masked in output", name, redact.MinLength), DedupeKey: name})
 		}
 	}
-	return values
+	return append(values, a.judgeKey()...)
 }
 
 func (a *attempt) createWithRetry(ctx context.Context, env *plan.Environment, req sandbox.CreateRequest) (sandbox.Driver, error) {

@@ -139,6 +139,7 @@ func (f *file) experiment(in *projectfile.Experiment) *assay.Experiment {
 	if in.SharedState != nil {
 		x.SharedState = in.SharedState.Key
 	}
+	x.Judge = judgeConfig(in.Judge)
 	x.Sandbox = f.layer(in.Sandbox, at.Key("sandbox"))
 	x.SetupCommands = f.commands(in.Setup, at.Key("setup"))
 	x.TeardownCommands = f.commands(in.Teardown, at.Key("teardown"))
@@ -164,6 +165,7 @@ func (f *file) eval(in *projectfile.Eval) *assay.Eval {
 		Files: in.Files, KeepProcesses: in.KeepProcesses, Metadata: in.Metadata, Dir: f.dir(), Source: f.path,
 	}
 	at := field(nil)
+	e.Judge = evalJudge(in.Judge)
 	e.Sandbox = f.layer(in.Sandbox, at.Key("sandbox"))
 	e.Setup = f.commands(in.Setup, at.Key("setup"))
 	e.Teardown = f.commands(in.Teardown, at.Key("teardown"))
@@ -230,6 +232,7 @@ func (f *file) check(in *projectfile.Check, at field) assay.Check {
 		Event: in.Event, NotEvent: in.NotEvent,
 		Name: in.Name, Soft: in.Soft, Gate: in.Gate, AtLeast: in.AtLeast, Optional: in.Optional, Stop: in.Stop,
 		Reply: match(in.Reply), CalledTool: tool(in.CalledTool), NotCalledTool: tool(in.NotCalledTool),
+		Judge: judgeCheck(in.Judge),
 	}
 	if in.Run != nil {
 		c.Run = &assay.RunCheck{Command: f.command(*in.Run, at.Key("run")), Stdout: match(in.Stdout), Stderr: match(in.Stderr)}

@@ -29,6 +29,7 @@ func Merge(files, program assay.Suite) (*assay.Suite, error) {
 	if out.Record == "" {
 		out.Record = program.Record
 	}
+	out.Judge = out.Judge.Over(program.Judge)
 	if out.MaxConcurrency == 0 {
 		out.MaxConcurrency = program.MaxConcurrency
 	}

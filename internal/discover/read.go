@@ -80,6 +80,7 @@ func (l *loader) project(suite *assay.Suite) {
 		if p.MaxConcurrency != nil {
 			suite.MaxConcurrency = *p.MaxConcurrency
 		}
+		suite.Judge = judgeConfig(p.Judge)
 		if p.Record != "" {
 			suite.Record = p.Record
 			if !filepath.IsAbs(p.Record) {

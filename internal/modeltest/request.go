@@ -118,15 +118,12 @@ func findCwd(body string) string {
 
 // choose finds the rule and the step that answer a request.
 func (s *Server) choose(r request) (rule, step int, out Step) {
-	if len(r.tools) == 0 {
-		return -1, 0, Step{Text: "ok"} // a side call: a title, a summary, a probe
-	}
 	for i, e := range slices.Backward(r.history) {
 		if e.role != "user" || e.text == "" {
 			continue
 		}
 		for n, rule := range s.script.Rules {
-			if !strings.Contains(e.text, rule.When) {
+			if !strings.Contains(e.text, rule.When) || rule.Plain != (len(r.tools) == 0) {
 				continue
 			}
 			step := replies(r.history[i+1:])
@@ -138,6 +135,9 @@ func (s *Server) choose(r request) (rule, step int, out Step) {
 			}
 			return n, step, rule.Steps[step]
 		}
+	}
+	if len(r.tools) == 0 {
+		return -1, 0, Step{Text: "ok"} // a side call: a title, a summary, a probe
 	}
 	return -1, 0, Step{Text: "No rule of the script matches."}
 }

@@ -31,6 +31,10 @@ type Script struct {
 type Rule struct {
 	// When is a part of the user message; "" matches every message.
 	When string `yaml:"when"`
+	// Plain rules answer the requests that offer no tools, such as those of a
+	// judge; the others answer those that offer some. An agent's side calls, such
+	// as for a title, match no plain rule and get a short text.
+	Plain bool `yaml:"plain"`
 	// Steps are the model's replies, one per request. A request past the last
 	// one gets a short text.
 	Steps []Step `yaml:"steps"`

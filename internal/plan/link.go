@@ -209,6 +209,7 @@ func (l *linker) decide(s *Slot) {
 func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval) Slot {
 	s := Slot{Ref: ref.Slot{Experiment: x.ID, Eval: e.ID}, Experiment: x, Eval: e}
 	s.Timeout, s.TimeoutLayer = timeout(l.sel.Timeout, x.Def, e, l.suite)
+	s.Judge = judgeOf(l.suite, x.Def, e)
 	name := fmt.Sprintf("experiment %s × eval %s", x.ID, e.ID)
 	levels := []Level{{"config", l.suite.Defaults.Sandbox}}
 	if x.Def.Profile != "" {
@@ -272,7 +273,7 @@ func (l *linker) gates(x *Experiment, e *assay.Eval) {
 	}
 	l.gated[e.ID] = true
 	decides := func(cs []assay.Check) bool {
-		return slices.ContainsFunc(cs, func(c assay.Check) bool { return !c.Soft })
+		return slices.ContainsFunc(cs, func(c assay.Check) bool { return !c.Soft && (c.Judge == nil || c.Gate != nil) })
 	}
 	ok := decides(e.Checks)
 	for _, t := range e.Turns {

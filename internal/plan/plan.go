@@ -8,6 +8,7 @@ import (
 
 	"assay"
 	"assay/agent"
+	"assay/judge"
 	"assay/record"
 	"assay/ref"
 	"assay/sandbox"
@@ -101,6 +102,8 @@ type Slot struct {
 	// Timeout is the attempt's limit, 0 for none, and who set it.
 	Timeout      time.Duration
 	TimeoutLayer string
+	// Judge is the resolved judge, nil when the eval needs none.
+	Judge *judge.Config
 
 	Action  Action
 	Reason  string

@@ -116,11 +116,6 @@ func (d *decoder) check(n *Node, v reflect.Value, f *Field) {
 	if !d.kind(n, f, Map) {
 		return
 	}
-	if n.Get("judge") != nil {
-		line, column := n.keyPosition("judge")
-		d.reportAt(line, column, f.Key("judge"), "check-judge-unsupported", "judge checks are not supported yet", "Remove it, or use run, file or reply.")
-		return
-	}
 	found := make([]checkKind, 0, 2)
 	for _, k := range n.Keys {
 		if kind, ok := checkKinds[k.Name]; ok {
@@ -154,6 +149,10 @@ func (d *decoder) check(n *Node, v reflect.Value, f *Field) {
 		}
 	}
 	c := v.Addr().Interface().(*Check)
+	if c.Judge != nil && c.Stop && c.Gate == nil && c.AtLeast == nil {
+		line, column := n.keyPosition("stop")
+		d.reportAt(line, column, f.Key("stop"), "field-conflict", "a judge check without gate or atLeast cannot be missed", "Add `gate:` or `atLeast:`, or remove `stop:`.")
+	}
 	if c.Exists != nil && !*c.Exists && (c.Contains != "" || c.Excludes != "" || c.Matches != "" || c.Equals != nil || c.JSON != nil) {
 		d.report(n, f, "field-conflict", "a file that must not exist has no content to look at", "Remove `exists: false` or the other fields.")
 	}

@@ -40,9 +40,16 @@ type Profile struct {
 // Judge configures the grading model.
 type Judge struct {
 	Model     string        `yaml:"model" min:"1" doc:"Name of the model."`
-	BaseURL   string        `yaml:"baseUrl" format:"url" doc:"Base address of the service."`
-	APIKeyEnv string        `yaml:"apiKeyEnv" format:"env" doc:"Host variable that holds the key."`
-	Timeout   time.Duration `yaml:"timeout" doc:"Limit of one call."`
+	BaseURL   string        `yaml:"baseUrl" format:"url" doc:"Base address of the service; default https://api.openai.com/v1."`
+	API       string        `yaml:"api" enum:"openai,anthropic" doc:"What the service speaks; default told by the address."`
+	APIKeyEnv string        `yaml:"apiKeyEnv" format:"env" doc:"Host variable that holds the key; default ASSAY_JUDGE_KEY."`
+	Timeout   time.Duration `yaml:"timeout" doc:"Limit of one call, with its retries; default 180s."`
+}
+
+// EvalJudge declares that an eval asks a judge.
+type EvalJudge struct {
+	On     bool   `yaml:",either" enum:"true"`
+	Config *Judge `yaml:",either"`
 }
 
 // Layer is a sandbox layer. Besides these fields it takes the name of at most
@@ -128,8 +135,9 @@ type Experiment struct {
 	MaxConcurrency  *int           `yaml:"maxConcurrency" min:"1" max:"10000" doc:"Attempts of this experiment at once; 1 is strictly one after the other."`
 	Profile         string         `yaml:"profile" min:"1" doc:"Name of a profile of assay.yaml."`
 	Sandbox         *Layer         `yaml:"sandbox" doc:"The sandbox layer."`
-	SandboxReuse    bool           `yaml:"sandboxReuse" doc:"Attempts use a sandbox one after the other."`
+	SandboxReuse    Reuse          `yaml:"sandboxReuse" doc:"Attempts use a sandbox one after the other; needs a lifetime of the sandbox."`
 	SharedState     *SharedState   `yaml:"sharedState" doc:"External state that runs of this key must not share at once."`
+	Judge           *Judge         `yaml:"judge" doc:"Overrides the project's judge."`
 	Setup           []Command      `yaml:"setup" doc:"Commands on the host, once per run, only if something will run."`
 	Teardown        []Command      `yaml:"teardown" doc:"Commands on the host, once per run, after setup was entered."`
 }
@@ -165,6 +173,7 @@ type Eval struct {
 	Solution      *Solution         `yaml:"solution" doc:"What the oracle agent runs: a script file of the eval, or a command."`
 	Teardown      []Command         `yaml:"teardown" doc:"Commands of each attempt, after the checks."`
 	Diff          *Diff             `yaml:"diff" doc:"What the list of changes leaves out and takes in."`
+	Judge         *EvalJudge        `yaml:"judge" doc:"Overrides the judge of the experiment and the project."`
 	Metadata      map[string]any    `yaml:"metadata" doc:"Stored with each attempt."`
 }
 
@@ -241,7 +250,7 @@ type Check struct {
 	Succeeded       bool        `yaml:"succeeded" enum:"true" doc:"Every turn completed."`
 	Event           string      `yaml:"event" min:"1" doc:"An event of this type happened."`
 	NotEvent        string      `yaml:"notEvent" min:"1" doc:"No event of this type happened."`
-	Judge           *JudgeCheck `yaml:"judge"`
+	Judge           *JudgeCheck `yaml:"judge" doc:"A model grades the work from 0 to 1."`
 
 	Name     string   `yaml:"name" min:"1" doc:"Name in reports."`
 	Soft     bool     `yaml:"soft" doc:"Reported, never decides."`
@@ -251,9 +260,26 @@ type Check struct {
 	Stop     bool     `yaml:"stop" doc:"A miss ends the attempt here."`
 }
 
-// JudgeCheck is a criterion for a grading model.
+// JudgeCheck is a criterion for a grading model, or a question of another kind.
 type JudgeCheck struct {
-	Criteria string `yaml:",either"`
+	Criterion string         `yaml:",either" format:"nonblank"`
+	Question  *JudgeQuestion `yaml:",either"`
+}
+
+// JudgeQuestion is one question with its material.
+type JudgeQuestion struct {
+	Criteria   string `yaml:"criteria" format:"nonblank" doc:"How well the work meets this."`
+	ClosedQA   string `yaml:"closedQA" format:"nonblank" doc:"A question about the work; yes is 1, no is 0."`
+	Factuality string `yaml:"factuality" format:"nonblank" doc:"The right answer, with whose facts the output is compared."`
+	Summary    string `yaml:"summary" format:"nonblank" doc:"The source that the output sums up."`
+	Input      string `yaml:"input" min:"1" doc:"What was asked; default the conversation."`
+	Output     string `yaml:"output" min:"1" doc:"What is graded; default the last reply and the changes."`
+	File       string `yaml:"file" min:"1" doc:"A file of the sandbox that is graded instead."`
+}
+
+// Rules says that a question is of one kind and has one output.
+func (JudgeQuestion) Rules() []Rule {
+	return []Rule{{ExactlyOne, []string{"criteria", "closedQA", "factuality", "summary"}}, {AtMostOne, []string{"output", "file"}}}
 }
 
 // CheckKind is a kind of check, named by its key, and the further fields that
@@ -268,6 +294,7 @@ func CheckKinds() []CheckKind {
 	kinds := []CheckKind{
 		{"run", []string{"exit", "stdout", "stderr"}},
 		{"file", []string{"exists", "contains", "excludes", "matches", "equals", "json"}},
+		{"judge", []string{"gate", "atLeast"}},
 	}
 	for _, name := range []string{
 		"reply", "changed", "deleted", "unchanged", "noChanges", "calledTool", "notCalledTool", "toolOrder", "usedNoTools",

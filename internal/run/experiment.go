@@ -21,6 +21,7 @@ import (
 type conductor struct {
 	o           Options
 	oven        *bake.Oven
+	judges      bench
 	invocation  ref.InvocationID
 	begin       time.Time
 	queued      time.Time
@@ -165,6 +166,15 @@ func (x *experiment) ended() {
 
 // execute runs one slot whose permits are held.
 func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(context.Context, string, func(context.Context) error) error) {
+	grader, err := x.c.judges.of(s)
+	if err != nil {
+		if fault.Cause(ctx) != nil {
+			x.notRun(s, "interrupted", "")
+			return
+		}
+		x.unjudged(s, err)
+		return
+	}
 	if err := x.setup(ctx, yield); err != nil {
 		if fault.Cause(ctx) != nil {
 			x.notRun(s, "interrupted", "")
@@ -195,7 +205,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 	owner.Run, owner.Experiment = x.id, x.x.ID
 	res := attempt.Run(ctx, s, attempt.Env{
 		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: yield,
-		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued,
+		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Lane: x.lanes.of(s),
 	})
 	if res.Interrupted {
 		x.notRun(s, "interrupted", res.Sealed.Attempt.ID)

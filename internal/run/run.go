@@ -62,6 +62,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := bake.CheckAll(ctx, o.Plan.Environments, o.Sink); err != nil {
 		return Outcome{}, err
 	}
+	judges := seatJudges(ctx, o)
 	oven := bake.New(o.Sink)
 	oven.PrepareAll(ctx, o.Plan.Environments)
 	for _, env := range o.Plan.Environments {
@@ -72,6 +73,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 		}
 	}
 	c := newConductor(o, oven)
+	c.judges = judges
 	if err := c.open(); err != nil {
 		return Outcome{}, err
 	}
@@ -164,6 +166,9 @@ func (c *conductor) secrets(x *plan.Experiment) *redact.Redactor {
 	for _, name := range names {
 		if v, ok := c.o.Env(name); ok {
 			values = append(values, v)
+		}
+		if s.Judge != nil && !slices.Contains(names, s.Judge.APIKeyEnv) {
+			names = append(names, s.Judge.APIKeyEnv)
 		}
 	}
 	return redact.New(values...)

@@ -121,6 +121,7 @@ func newSlot(s *report.Slot) slot {
 	}
 	a := s.Result
 	if a == nil {
+		out.Error = s.Error
 		return out
 	}
 	out.DurationMS, out.CensoredMS, out.Checks = a.DurationMS, a.CensoredMS, a.Checks
