@@ -27,6 +27,8 @@ type SlotResult struct {
 	// the run lives, "interrupted" when its process died, "unfinished" when nobody
 	// can tell, or "not-recorded".
 	Reason string
+	// Error is set for a slot that is errored without an attempt.
+	Error *ErrorInfo
 	// Problem says why the result cannot be read.
 	Problem *Problem
 }
@@ -129,7 +131,7 @@ func (r *Reader) fill(ctx context.Context, run *StoredRun, sealed []*Attempt, br
 			continue
 		}
 		if n, ok := reasons[s.SlotRef]; ok {
-			s.Reason = n.Reason
+			s.Reason, s.Error = n.Reason, n.Error
 			continue
 		}
 		switch run.Status {
