@@ -22,7 +22,6 @@ import (
 	"assay/internal/event"
 	"assay/internal/ledger"
 	"assay/internal/plan"
-	"assay/internal/pool"
 	"assay/internal/redact"
 	"assay/judge"
 	"assay/record"
@@ -58,8 +57,6 @@ type Env struct {
 	HostRoot string
 	// Queued is when the slot began to wait.
 	Queued time.Time
-	// Lane is set when the slot shares sandboxes with others.
-	Lane *Lane
 	// Judge is the judge of the slot, nil where it needs none.
 	Judge *judge.Client
 }

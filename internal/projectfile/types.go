@@ -135,7 +135,7 @@ type Experiment struct {
 	MaxConcurrency  *int           `yaml:"maxConcurrency" min:"1" max:"10000" doc:"Attempts of this experiment at once; 1 is strictly one after the other."`
 	Profile         string         `yaml:"profile" min:"1" doc:"Name of a profile of assay.yaml."`
 	Sandbox         *Layer         `yaml:"sandbox" doc:"The sandbox layer."`
-	SandboxReuse    Reuse          `yaml:"sandboxReuse" doc:"Attempts use a sandbox one after the other; needs a lifetime of the sandbox."`
+	SandboxReuse    bool           `yaml:"sandboxReuse" doc:"Attempts use a sandbox one after the other."`
 	SharedState     *SharedState   `yaml:"sharedState" doc:"External state that runs of this key must not share at once."`
 	Judge           *Judge         `yaml:"judge" doc:"Overrides the project's judge."`
 	Setup           []Command      `yaml:"setup" doc:"Commands on the host, once per run, only if something will run."`
