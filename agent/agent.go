@@ -42,6 +42,9 @@ type Info struct {
 	Identity any
 	// SecretEnv names host variables whose values the agent may see.
 	SecretEnv []string
+	// Files are absolute host files and folders that the agent puts into the
+	// sandbox, such as skills: their content enters carry.
+	Files []string
 	// NeedsSolution is true for an agent that can only run evals with a
 	// solution.
 	NeedsSolution bool

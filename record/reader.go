@@ -79,8 +79,17 @@ type AttemptRef struct {
 type Reader struct {
 	path  string
 	root  *os.Root
-	brief bool
+	parts parts
 }
+
+// parts says how much of an attempt is read.
+type parts uint8
+
+const (
+	whole parts = iota
+	withoutOwnPage
+	forPlan
+)
 
 // brief is an attempt without the parts that only its own page needs. They are
 // the larger half, and skipping them is much cheaper than decoding them.
@@ -153,7 +162,14 @@ func readError(err error, root, what string) *fault.Error {
 
 // Brief returns a view of the same reader whose attempts come without Turns and
 // Identity. Only the reader itself is to be closed.
-func (r *Reader) Brief() *Reader { return &Reader{path: r.path, root: r.root, brief: true} }
+func (r *Reader) Brief() *Reader {
+	return &Reader{path: r.path, root: r.root, parts: withoutOwnPage}
+}
+
+// Sketch returns a view of the same reader whose attempts come with what a plan
+// needs alone: the ids, slot, verdict, times and Identity. Only the reader itself
+// is to be closed.
+func (r *Reader) Sketch() *Reader { return &Reader{path: r.path, root: r.root, parts: forPlan} }
 
 // Close releases the folder handle.
 func (r *Reader) Close() error { return r.root.Close() }
@@ -403,11 +419,15 @@ func (r *Reader) readAttempt(root *os.Root, dir string, at AttemptRef) (*Attempt
 		return nil, problem(message(err))
 	}
 	a := &Attempt{}
-	var into any = a
-	if r.brief {
-		into = &brief{Attempt: a}
+	switch r.parts {
+	case forPlan:
+		err = sketch(data, a)
+	case withoutOwnPage:
+		err = json.Unmarshal(data, &brief{Attempt: a})
+	default:
+		err = json.Unmarshal(data, a)
 	}
-	if err := json.Unmarshal(data, into); err != nil {
+	if err != nil {
 		return nil, problem(message(err))
 	}
 	if a.ID != at.Attempt || a.Run != at.Run {

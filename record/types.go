@@ -9,6 +9,7 @@ package record
 
 import (
 	"encoding/json"
+	"maps"
 	"time"
 
 	"assay/ref"
@@ -110,6 +111,9 @@ type Member struct {
 	Run     ref.RunID     `json:"run"`    // where the attempt was executed
 	Attempt ref.AttemptID `json:"attempt"`
 	Reason  string        `json:"reason,omitempty"`
+	// Identity is what the result was accepted for, where that is not the
+	// attempt's own.
+	Identity *Identity `json:"identity,omitempty"`
 }
 
 // Attempt is everything known of one execution but its large parts, which lie
@@ -268,6 +272,9 @@ type Sandbox struct {
 	Provider string `json:"provider"`
 	Engine   string `json:"engine,omitempty"`
 	ID       string `json:"id"`
+	// Ordinal numbers the shared sandboxes of the run, from 1; 0 where the
+	// attempt had one of its own.
+	Ordinal int `json:"ordinal,omitempty"`
 	// Use is the ordinal of this attempt on that sandbox, from 1.
 	Use     int    `json:"use"`
 	Reused  bool   `json:"reused,omitempty"`
@@ -348,6 +355,16 @@ type Identity struct {
 	Digest string `json:"digest"`
 	// Inputs maps each input to its digest or value, for people.
 	Inputs map[string]string `json:"inputs,omitempty"`
+}
+
+// Clone returns a copy that shares nothing; nil of nil.
+func (i *Identity) Clone() *Identity {
+	if i == nil {
+		return nil
+	}
+	c := *i
+	c.Inputs = maps.Clone(i.Inputs)
+	return &c
 }
 
 // DiffSummary is the list of changes attributed to the agent.

@@ -129,9 +129,11 @@ type RunWriter struct {
 	ended   bool
 }
 
-// StartRun declares a run durably. Its id must be fresh, its slots distinct;
-// the owner is this process unless the run names one.
-func (w *Writer) StartRun(run Run) (*RunWriter, error) {
+// StartRun declares a run durably, together with the slots that earlier results
+// fill: a run that is killed at any instant has all of them or is not there. Its
+// id must be fresh, its slots distinct; the owner is this process unless the run
+// names one.
+func (w *Writer) StartRun(run Run, members ...Member) (*RunWriter, error) {
 	declared, err := checkRun(run)
 	if err != nil {
 		return nil, err
@@ -146,12 +148,22 @@ func (w *Writer) StartRun(run Run) (*RunWriter, error) {
 			Fix: "labels, flags and context must hold plain JSON values",
 		}
 	}
+	r := &RunWriter{w: w, id: run.ID, declared: declared, members: map[SlotRef]bool{}}
+	files := []atomicfile.File{{Name: runFile, Data: data}}
+	if len(members) > 0 {
+		lines, fresh, err := r.checkMembers(members)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, atomicfile.File{Name: membersFile, Data: lines})
+		r.members = fresh
+	}
 	id := string(run.ID)
-	err = w.disk.Publish(w.path(tmpDir, "run-"+id), w.path(runsDir, id), []atomicfile.File{{Name: runFile, Data: data}}, attemptsDir)
+	err = w.disk.Publish(w.path(tmpDir, "run-"+id), w.path(runsDir, id), files, attemptsDir)
 	if err != nil {
 		return nil, ioError(err, w.root, "declare run "+id)
 	}
-	return &RunWriter{w: w, id: run.ID, declared: declared, members: map[SlotRef]bool{}}, nil
+	return r, nil
 }
 
 func checkRun(run Run) (map[SlotRef]bool, error) {
@@ -233,35 +245,41 @@ func (r *RunWriter) Members(ms []Member) error {
 	if r.ended {
 		return fault.Configf(CodeRunEnded, "", "run %s has ended", r.id)
 	}
-	var lines bytes.Buffer
-	fresh := make(map[SlotRef]bool, len(ms))
-	for _, m := range ms {
-		switch {
-		case !r.declared[m.SlotRef]:
-			return fault.Configf(CodeCoreInvalid, "", "run %s did not declare slot %s#%d", r.id, m.Eval, m.Ordinal)
-		case r.members[m.SlotRef] || fresh[m.SlotRef]:
-			return fault.Configf(CodeDuplicateSlot, "", "slot %s#%d of run %s has its result already", m.Eval, m.Ordinal, r.id)
-		case !ref.ValidID(string(m.Run)) || !ref.ValidID(string(m.Attempt)):
-			return fault.Configf(CodeCoreInvalid, "", "slot %s#%d refers to run %q, attempt %q", m.Eval, m.Ordinal, m.Run, m.Attempt)
-		}
-		fresh[m.SlotRef] = true
-		line, err := json.Marshal(m)
-		if err != nil {
-			return err
-		}
-		lines.Write(line)
-		lines.WriteByte('\n')
+	lines, fresh, err := r.checkMembers(ms)
+	if err != nil || len(ms) == 0 {
+		return err
 	}
-	if len(ms) == 0 {
-		return nil
-	}
-	if err := r.w.disk.Append(r.w.path(runsDir, string(r.id), membersFile), lines.Bytes()); err != nil {
+	if err := r.w.disk.Append(r.w.path(runsDir, string(r.id), membersFile), lines); err != nil {
 		return ioError(err, r.w.root, "record members of run "+string(r.id))
 	}
 	for s := range fresh {
 		r.members[s] = true
 	}
 	return nil
+}
+
+// checkMembers encodes members that fill declared slots without a result.
+func (r *RunWriter) checkMembers(ms []Member) ([]byte, map[SlotRef]bool, error) {
+	var lines bytes.Buffer
+	fresh := make(map[SlotRef]bool, len(ms))
+	for _, m := range ms {
+		switch {
+		case !r.declared[m.SlotRef]:
+			return nil, nil, fault.Configf(CodeCoreInvalid, "", "run %s did not declare slot %s#%d", r.id, m.Eval, m.Ordinal)
+		case r.members[m.SlotRef] || fresh[m.SlotRef]:
+			return nil, nil, fault.Configf(CodeDuplicateSlot, "", "slot %s#%d of run %s has its result already", m.Eval, m.Ordinal, r.id)
+		case !ref.ValidID(string(m.Run)) || !ref.ValidID(string(m.Attempt)):
+			return nil, nil, fault.Configf(CodeCoreInvalid, "", "slot %s#%d refers to run %q, attempt %q", m.Eval, m.Ordinal, m.Run, m.Attempt)
+		}
+		fresh[m.SlotRef] = true
+		line, err := json.Marshal(m)
+		if err != nil {
+			return nil, nil, err
+		}
+		lines.Write(line)
+		lines.WriteByte('\n')
+	}
+	return lines.Bytes(), fresh, nil
 }
 
 // End completes the run. Diagnostics and facts that are too large are treated

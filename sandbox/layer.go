@@ -79,6 +79,7 @@ type layerData struct {
 	prepare   []Step
 	setup     []Step
 	teardown  []Step
+	revision  string
 }
 
 // From returns a template-bearing layer.
@@ -175,6 +176,15 @@ func (l Layer) Resources(r Resources) Layer {
 // Network sets what a sandbox may reach.
 func (l Layer) Network(n Network) Layer { return l.with(func(d *layerData) { d.network = n }) }
 
+// Revision names the behaviour of the layer's Go hooks. Nobody can see into a
+// func: change the revision when results of before no longer hold.
+func (l Layer) Revision(r string) Layer {
+	return l.with(func(d *layerData) { d.revision = r })
+}
+
+// HookRevision is what Revision was given, or "".
+func (l Layer) HookRevision() string { return l.l.revision }
+
 // WithTemplate returns the layer with t as its start point.
 func (l Layer) WithTemplate(t Template) Layer {
 	return l.with(func(d *layerData) { d.template = &t })
@@ -228,7 +238,7 @@ func (l Layer) IsZero() bool {
 	d := l.l
 	return d.template == nil && d.user == "" && d.lifetime == 0 && len(d.env) == 0 && len(d.secretEnv) == 0 &&
 		len(d.path) == 0 && d.workdir == "" && d.resources == (Resources{}) && d.network.Mode == "" &&
-		len(d.prepare)+len(d.setup)+len(d.teardown) == 0
+		len(d.prepare)+len(d.setup)+len(d.teardown) == 0 && d.revision == ""
 }
 
 func appendHooks(to []Step, hooks []Hook) []Step {

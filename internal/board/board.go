@@ -22,6 +22,9 @@ type Options struct {
 	// Command is what the user typed, such as "assay exp codex"; the retry line
 	// repeats it. "" is "assay exp".
 	Command string
+	// Rerun is the command that runs again what failed, too; "" is Command with
+	// --rerun.
+	Rerun string
 	// Show is the command that explains a result, "" is "assay show".
 	Show string
 }
@@ -138,6 +141,9 @@ type Spend struct {
 func New(o Options) *Board {
 	if o.Command == "" {
 		o.Command = "assay exp"
+	}
+	if o.Rerun == "" {
+		o.Rerun = o.Command + " --rerun"
 	}
 	if o.Show == "" {
 		o.Show = "assay show"

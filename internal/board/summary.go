@@ -154,8 +154,17 @@ func (b *Board) nextLines() []Line {
 	if len(b.failures) > 0 {
 		lines = append(lines, Line{Kind: Next, Text: fmt.Sprintf("Next: %s %s", b.o.Show, b.failures[0].Locator)})
 	}
-	if b.Conclusion() != event.ConcludedPassed {
+	switch b.Conclusion() {
+	case event.ConcludedPassed:
+	case event.ConcludedInterrupted, event.ConcludedIncomplete:
+		// The same command goes on where it stopped: what has a result is carried.
 		lines = append(lines, Line{Kind: Next, Text: "Retry: " + b.o.Command})
+	default:
+		retry := b.o.Command
+		if b.n[failed]+b.reused[record.Failed] > 0 {
+			retry = b.o.Rerun // a failed result is one, and would be carried
+		}
+		lines = append(lines, Line{Kind: Next, Text: "Retry: " + retry})
 	}
 	return lines
 }
