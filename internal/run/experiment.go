@@ -205,7 +205,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 	owner.Run, owner.Experiment = x.id, x.x.ID
 	res := attempt.Run(ctx, s, attempt.Env{
 		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: yield,
-		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Lane: x.lanes.of(s),
+		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader,
 	})
 	if res.Interrupted {
 		x.notRun(s, "interrupted", res.Sealed.Attempt.ID)

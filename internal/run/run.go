@@ -162,13 +162,13 @@ func (c *conductor) secrets(x *plan.Experiment) *redact.Redactor {
 				names = append(names, name)
 			}
 		}
+		if s.Judge != nil && !slices.Contains(names, s.Judge.APIKeyEnv) {
+			names = append(names, s.Judge.APIKeyEnv)
+		}
 	}
 	for _, name := range names {
 		if v, ok := c.o.Env(name); ok {
 			values = append(values, v)
-		}
-		if s.Judge != nil && !slices.Contains(names, s.Judge.APIKeyEnv) {
-			names = append(names, s.Judge.APIKeyEnv)
 		}
 	}
 	return redact.New(values...)
