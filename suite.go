@@ -88,6 +88,8 @@ type Experiment struct {
 	TeardownCommands []sandbox.Command
 	Setup            HostHook
 	Teardown         HostHook
+	// Plugins are reusable conditions of all its pairs.
+	Plugins []Plugin
 	// Source is the file it was defined in, or "".
 	Source string
 }
@@ -134,6 +136,11 @@ type Eval struct {
 	// Test drives the agent and checks what it did. It returns an error only
 	// when it could not do its work; the attempt is errored then.
 	Test func(ctx context.Context, t *T) error
+	// Revision names what nobody can see from the outside: the body of Test, or
+	// data that it reads. Change it when results of before no longer hold.
+	Revision string
+	// Plugins are reusable conditions of the eval.
+	Plugins []Plugin
 	// Dir is the host folder that relative paths start from.
 	Dir string
 	// Source is the file it was defined in, or "".
@@ -160,6 +167,8 @@ type Group struct {
 	Evals         []ref.EvalID
 	Sandbox       sandbox.Layer
 	OnUnavailable string // "stop-group" or "replace-sandbox"
+	// Plugins are reusable conditions of the group's members.
+	Plugins []Plugin
 	Source        string
 }
 
