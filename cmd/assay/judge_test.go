@@ -66,7 +66,7 @@ type shownSlot struct {
 }
 
 var judgedProject = map[string]string{
-	"experiments/x.yaml": "agent: {script: {turns: [{run: ['echo hi > a.txt'], reply: I wrote a.txt.}]}}\nsandbox: {fake: {}}\n",
+	"experiments/x.yaml": "agent: {script: {turns: [{commands: ['echo hi > a.txt'], reply: I wrote a.txt.}]}}\nsandbox: {fake: {}}\n",
 	"evals/good.eval.yaml": "prompt: write a.txt\nchecks:\n  - {judge: The change is minimal., gate: 0.7}\n" +
 		"  - {judge: {closedQA: Is the tone friendly?}}\n",
 	"evals/bad.eval.yaml":   "prompt: write a.txt\nchecks: [{judge: {factuality: It wrote b.txt.}, gate: 0.5}]\n",
