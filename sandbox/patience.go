@@ -16,3 +16,10 @@ type Logged interface {
 	error
 	Log() string
 }
+
+// LogKeeper is what Steps implement that keep the log of slow work. The engine's
+// do.
+type LogKeeper interface {
+	// Log takes one line, or several.
+	Log(text string)
+}

@@ -195,7 +195,7 @@ func (h *retryAfter) RoundTrip(r *http.Request) (*http.Response, error) {
 // on as text, most of it as status 500, so the words have to be read; their real
 // samples are in testdata/pull.txt.
 func pullError(ref string, err error) *fault.Error {
-	out := &fault.Error{Stage: "image", What: "pull image " + ref, Err: err}
+	out := &fault.Error{What: "pull image " + ref, Err: err}
 	text := strings.ToLower(err.Error())
 	has := func(words ...string) bool {
 		for _, w := range words {

@@ -38,8 +38,8 @@ func TestPullErrorsByTheirWords(t *testing.T) {
 		if e.Code != parts[1] || e.Class != classes[parts[1]] {
 			t.Errorf("%s: %s, %v; want %s", parts[2], e.Code, e.Class, parts[1])
 		}
-		if e.Fix == "" || e.Stage != "image" {
-			t.Errorf("%s: fix %q, stage %q", parts[2], e.Fix, e.Stage)
+		if e.Fix == "" {
+			t.Errorf("%s: no fix", parts[2])
 		}
 	}
 	if n == 0 {

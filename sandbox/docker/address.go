@@ -182,10 +182,6 @@ func (s surroundings) configDir() string {
 // Source: https://docs.docker.com/reference/cli/docker/#docker-cli-configuration-file-configjson-properties
 type configFile struct {
 	CurrentContext string `json:"currentContext"`
-	Auths          map[string]struct {
-		Auth          string `json:"auth"`
-		IdentityToken string `json:"identitytoken"`
-	} `json:"auths"`
 }
 
 func (s surroundings) config() (configFile, error) {

@@ -112,13 +112,3 @@ func TestTLSFromEnvironment(t *testing.T) {
 		t.Error("a tcp address is remote, a socket is not")
 	}
 }
-
-func TestRegistryAuth(t *testing.T) {
-	s := host(nil, map[string]string{"/home/u/.docker/config.json": `{"auths":{"reg.example:5000":{"auth":"dTpw"},"https://index.docker.io/v1/":{"auth":"aHViOnB3"}}}`})
-	if s.registryAuth("reg.example:5000/x:1") == "" || s.registryAuth("alpine") == "" {
-		t.Error("credentials of the configuration are not found")
-	}
-	if a := s.registryAuth("other.example/x"); a != "" {
-		t.Errorf("an unknown registry gets credentials %q", a)
-	}
-}

@@ -1,5 +1,5 @@
 // Package docker is the provider of containers: one container per sandbox, from
-// an image, on Docker Engine (API 1.41 and newer) or Podman, spoken to over the
+// an image that is found, pulled or built, on Docker Engine (API 1.41 and newer) or Podman, spoken to over the
 // engine's socket.
 //
 // The first process of a container is a small exec server that is bind-mounted
@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,7 @@ import (
 	"github.com/distribution/reference"
 
 	"assay/fault"
+	"assay/internal/imagebuild"
 	"assay/sandbox"
 )
 
@@ -41,27 +43,59 @@ const (
 // DefaultPIDs limits the processes and threads of a sandbox that sets no limit.
 const DefaultPIDs = 4096
 
-// Spec is the start point of a sandbox, as YAML and JSON spell it.
+// Spec is the start point of a sandbox, as YAML and JSON spell it. Exactly one of
+// Image, Dockerfile and From is set.
 type Spec struct {
 	// Image is a name with a tag or digest, or an image id.
-	Image string `yaml:"image" json:"image"`
+	Image string `yaml:"image,omitempty" json:"image,omitempty" doc:"An image: a name with a tag or digest, or an id."`
+	// Dockerfile is the file to build from, relative to the template's folder.
+	Dockerfile string `yaml:"dockerfile,omitempty" json:"dockerfile,omitempty" format:"hostpath" doc:"A Dockerfile to build."`
+	// Context is the folder of COPY and ADD, relative to the template's folder;
+	// "" is the Dockerfile's own.
+	Context string `yaml:"context,omitempty" json:"context,omitempty" format:"hostpath" doc:"The build context; default the folder of the Dockerfile."`
+	// Target is the stage to build; "" is the last.
+	Target string `yaml:"target,omitempty" json:"target,omitempty" doc:"The stage to build; default the last."`
+	// Args are build arguments. They are part of the identity and no place for
+	// secrets.
+	Args map[string]string `yaml:"args,omitempty" json:"args,omitempty" keys:"env" doc:"Build arguments."`
+	// From is an image on which Install runs.
+	From string `yaml:"from,omitempty" json:"from,omitempty" doc:"An image on which install runs."`
+	// Install are shell commands, run once as root.
+	Install []string `yaml:"install,omitempty" json:"install,omitempty" doc:"Shell commands that run once, as root, on top of from."`
 	// Guest is "auto" (or empty), or "off" to use the engine's own exec instead
 	// of the exec server.
-	Guest string `yaml:"guest,omitempty" json:"guest,omitempty"`
+	Guest string `yaml:"guest,omitempty" json:"guest,omitempty" enum:"auto,off" doc:"off uses the engine's own exec in place of the exec server."`
 }
 
 // Label names the start point for people.
-func (s Spec) Label() string { return s.Image }
+func (s Spec) Label() string {
+	switch {
+	case s.Dockerfile != "" && s.Target != "":
+		return s.Dockerfile + " " + s.Target
+	case s.Dockerfile != "":
+		return s.Dockerfile
+	case s.From != "":
+		return s.From + " with install"
+	}
+	return s.Image
+}
 
 // Image returns a layer that starts from an image on Docker. The image is pulled
 // when it is missing.
-func Image(image string) sandbox.Layer {
-	return sandbox.From(sandbox.Template{Provider: shared(Docker), Spec: Spec{Image: image}})
+func Image(image string) sandbox.Layer { return Build("", Spec{Image: image}) }
+
+// Build returns a layer that starts from what a Spec says, on Docker. Relative
+// paths start at dir; "" is the program's working folder.
+func Build(dir string, s Spec) sandbox.Layer {
+	return sandbox.From(sandbox.Template{Provider: shared(Docker), Spec: s, Dir: dir})
 }
 
 // PodmanImage is Image on Podman.
-func PodmanImage(image string) sandbox.Layer {
-	return sandbox.From(sandbox.Template{Provider: shared(Podman), Spec: Spec{Image: image}})
+func PodmanImage(image string) sandbox.Layer { return PodmanBuild("", Spec{Image: image}) }
+
+// PodmanBuild is Build on Podman.
+func PodmanBuild(dir string, s Spec) sandbox.Layer {
+	return sandbox.From(sandbox.Template{Provider: shared(Podman), Spec: s, Dir: dir})
 }
 
 // Definition lets YAML say `docker: {image: …}`.
@@ -93,11 +127,29 @@ func definition(kind, remedy string) sandbox.Definition {
 
 // check finds a spec that cannot work.
 func (s Spec) check(kind string) error {
-	if s.Image == "" {
-		return fault.Configf("sandbox.docker-image-missing", fmt.Sprintf("Name one, for example `%s: {image: node:24-slim}`.", kind), "the %s sandbox names no image", kind)
+	n := 0
+	for _, v := range []string{s.Image, s.Dockerfile, s.From} {
+		if v != "" {
+			n++
+		}
 	}
-	if _, err := reference.ParseAnyReference(s.Image); err != nil || strings.ContainsAny(s.Image, " \t\n") {
-		return fault.Configf("sandbox.docker-image-invalid", "Write the image as name:tag or name@sha256:digest.", "%q is no image name: %v", s.Image, err)
+	switch {
+	case n == 0:
+		return fault.Configf("sandbox.docker-image-missing", fmt.Sprintf("Name one, for example `%s: {image: node:24-slim}`.", kind), "the %s sandbox names no image, dockerfile or from", kind)
+	case n > 1:
+		return fault.Configf("sandbox.docker-spec", "Keep one of them.", "image, dockerfile and from exclude each other")
+	case s.Dockerfile == "" && (s.Context != "" || s.Target != "" || len(s.Args) > 0):
+		return fault.Configf("sandbox.docker-spec", "Add `dockerfile:`, or remove them.", "context, target and args belong to a dockerfile")
+	case (s.From == "") != (len(s.Install) == 0):
+		return fault.Configf("sandbox.docker-spec", "Give both, or use `image:`.", "from and install belong together")
+	}
+	for _, ref := range []string{s.Image, s.From} {
+		if ref == "" {
+			continue
+		}
+		if _, err := reference.ParseAnyReference(ref); err != nil || strings.ContainsAny(ref, " \t\n") {
+			return fault.Configf("sandbox.docker-image-invalid", "Write the image as name:tag or name@sha256:digest.", "%q is no image name: %v", ref, err)
+		}
 	}
 	switch s.Guest {
 	case "", "auto", "off":
@@ -146,6 +198,8 @@ type Provider struct {
 	staged map[string]stagedGuest
 	// bindless: the engine does not see this host's files.
 	bindless atomic.Bool
+	// names is what image names stand for in this run.
+	names resolutions
 	// guestless holds the images in which the exec server could not start.
 	guestless sync.Map
 }
@@ -203,23 +257,71 @@ func (p *Provider) Close() error {
 	return nil
 }
 
-// Key is the image as it is named. Docker's short names and their long form are
-// one; Podman resolves short names by its own rules.
-func (p *Provider) Key(_ context.Context, t sandbox.Template, _ sandbox.Harness) (sandbox.Key, error) {
+// Key is the image as it is named, or the content of what is built, with the
+// agent's tools where they are baked. Docker's short names and their long form
+// are one; Podman resolves short names by its own rules.
+func (p *Provider) Key(ctx context.Context, t sandbox.Template, h sandbox.Harness) (sandbox.Key, error) {
 	s, err := specOf(p.kind, t)
 	if err != nil {
 		return "", err
 	}
-	name := s.Image
-	if p.kind == Docker {
-		if r, err := reference.ParseAnyReference(name); err == nil {
-			if n, ok := r.(reference.Named); ok {
-				r = reference.TagNameOnly(n)
-			}
-			name = r.String()
+	var key string
+	switch {
+	case s.Dockerfile != "":
+		src, err := s.source(t.Dir)
+		if err != nil {
+			return "", err
+		}
+		in, err := imagebuild.Read(ctx, src)
+		if err != nil {
+			return "", err
+		}
+		key = "dockerfile/" + in.Digest()
+	case s.From != "":
+		key = p.fullName(s.From) + "/install/" + contentKey(s.Install...)
+	default:
+		key = p.fullName(s.Image)
+	}
+	if len(h.Install) > 0 {
+		key += "/harness/" + contentKey(append([]string{h.Name, h.Version}, h.Install...)...)
+	}
+	return sandbox.Key(p.kind + "/" + key), nil
+}
+
+// fullName is the long form of an image's name.
+func (p *Provider) fullName(name string) string {
+	if p.kind != Docker {
+		return name
+	}
+	r, err := reference.ParseAnyReference(name)
+	if err != nil {
+		return name
+	}
+	if n, ok := r.(reference.Named); ok {
+		r = reference.TagNameOnly(n)
+	}
+	return r.String()
+}
+
+// source is what a Dockerfile is built from, with absolute paths.
+func (s Spec) source(dir string) (imagebuild.Source, error) {
+	at := func(p string) (string, error) {
+		if filepath.IsAbs(p) {
+			return filepath.Clean(p), nil
+		}
+		return filepath.Abs(filepath.Join(dir, p))
+	}
+	file, err := at(s.Dockerfile)
+	if err != nil {
+		return imagebuild.Source{}, err
+	}
+	folder := filepath.Dir(file)
+	if s.Context != "" {
+		if folder, err = at(s.Context); err != nil {
+			return imagebuild.Source{}, err
 		}
 	}
-	return sandbox.Key(p.kind + "/" + name), nil
+	return imagebuild.Source{Context: folder, Dockerfile: file, Target: s.Target, Args: s.Args}, nil
 }
 
 // Classify judges errors of engine calls.
@@ -229,9 +331,11 @@ func (p *Provider) Classify(err error) fault.Class { return classify(err) }
 // stalls is known in less than ten seconds.
 const checkLimit = 8 * time.Second
 
-// Check connects to the engine and asks who it is. Its error, code
+// Check connects to the engine and asks who it is. It begins a run: image names
+// are resolved anew. Its error, code
 // "sandbox.engine-unreachable", lists what was tried.
 func (p *Provider) Check(ctx context.Context) error {
+	p.forget()
 	ctx, cancel := fault.WithTimeout(ctx, "engine-call", checkLimit, "built-in")
 	defer cancel()
 	e, err := p.connect(ctx)

@@ -1,13 +1,10 @@
 package docker
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,40 +14,6 @@ import (
 	"assay/fault"
 	"assay/sandbox"
 )
-
-func TestPullErrorsByTheirWords(t *testing.T) {
-	f, err := os.Open("testdata/pull.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = f.Close() }()
-	classes := map[string]fault.Class{
-		"sandbox.image-missing": fault.Config, "sandbox.registry-denied": fault.Config, "sandbox.image-platform": fault.Config,
-		"sandbox.registry-rate-limit": fault.Transient, "sandbox.registry-unreachable": fault.Transient, "enospc": fault.Resource,
-	}
-	n := 0
-	for sc := bufio.NewScanner(f); sc.Scan(); {
-		if strings.HasPrefix(sc.Text(), "#") {
-			continue
-		}
-		n++
-		parts := strings.SplitN(sc.Text(), " ", 3)
-		status, err := strconv.Atoi(parts[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		e := pullError("x", &callError{op: "pull", status: status, err: errors.New(parts[2])})
-		if e.Code != parts[1] || e.Class != classes[parts[1]] {
-			t.Errorf("%s: %s, %v; want %s", parts[2], e.Code, e.Class, parts[1])
-		}
-		if e.Fix == "" || e.Stage != "image" {
-			t.Errorf("%s: fix %q, stage %q", parts[2], e.Fix, e.Stage)
-		}
-	}
-	if n == 0 {
-		t.Fatal("no samples")
-	}
-}
 
 func TestClassify(t *testing.T) {
 	call := func(status int, err error) error {

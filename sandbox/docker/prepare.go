@@ -2,20 +2,18 @@ package docker
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"strings"
-	"time"
+	"sync"
 
 	"github.com/distribution/reference"
-	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/client"
 
 	"assay/fault"
+	"assay/internal/imagebuild"
 	"assay/sandbox"
 )
 
@@ -28,58 +26,205 @@ type image struct {
 	Env     map[string]string `json:"env,omitempty"`
 
 	shape *Shape // how its containers differ
+
+	platform, digest string
+	labels           map[string]string
 }
 
-// Prepare finds the image, pulls it when it is missing, and resolves its name to
-// its id, so that a tag that moves during the run changes nothing. Stages are
-// "image" and "pull".
-func (p *Provider) Prepare(ctx context.Context, t sandbox.Template, _ sandbox.Harness, s sandbox.Steps) (sandbox.Prepared, error) {
+// The stages of a preparation.
+const (
+	stageImage      = "image"
+	stageFrom       = "from"
+	stageDockerfile = "dockerfile"
+	stageInstall    = "install"
+	stageHarness    = "harness"
+)
+
+// How an image came to be there, as Details["origin"] says it.
+const (
+	originFound  = "already here"
+	originPulled = "pulled"
+	originBuilt  = "built"
+	originReused = "built before"
+)
+
+// Prepare finds, pulls or builds the image, and bakes the agent's tools into it
+// where they can be installed by commands. A name is resolved once per run, so
+// that a tag that moves changes nothing. What is built is named by its content:
+// the next run, and another process, uses it again.
+func (p *Provider) Prepare(ctx context.Context, t sandbox.Template, h sandbox.Harness, s sandbox.Steps) (sandbox.Prepared, error) {
 	spec, err := specOf(p.kind, t)
 	if err != nil {
 		return sandbox.Prepared{}, err
 	}
+	w := &making{p: p, s: s, details: map[string]string{}}
 	var img *image
-	details := map[string]string{"image": spec.Image}
-	find := func(ctx context.Context) error {
-		e, err := p.connect(ctx)
+	switch {
+	case spec.Dockerfile != "":
+		img, err = w.dockerfile(ctx, spec, t.Dir)
+	case spec.From != "":
+		w.details["from"] = spec.From
+		if img, err = w.named(ctx, stageFrom, spec.From); err == nil {
+			w.details["fromID"] = img.ID
+			img, err = w.layer(ctx, stageInstall, img, spec.Install, "", spec.From)
+		}
+	default:
+		w.details["image"] = spec.Image
+		img, err = w.named(ctx, stageImage, spec.Image)
+	}
+	if err == nil && len(h.Install) > 0 && img.labels[harnessLabel] != harnessName(h) {
+		w.details["harness"] = harnessName(h)
+		img, err = w.layer(ctx, stageHarness, img, h.Install, harnessName(h), spec.Label())
+	}
+	if err != nil {
+		return sandbox.Prepared{}, err
+	}
+	found := map[string]string{"id": img.ID, "platform": img.platform}
+	if img.digest != "" {
+		found["digest"] = img.digest
+	}
+	maps.Copy(w.details, found)
+	return sandbox.Prepared{Ref: img.ID, Details: w.details, Data: img}, nil
+}
+
+// harnessName names a set of tools.
+func harnessName(h sandbox.Harness) string { return h.Name + "@" + h.Version }
+
+// making is one preparation under way.
+type making struct {
+	p       *Provider
+	s       sandbox.Steps
+	details map[string]string
+}
+
+// origin notes how the image came to be there; what took most work is told.
+func (w *making) origin(how string) {
+	rank := map[string]int{"": 0, originFound: 1, originReused: 2, originPulled: 3, originBuilt: 4}
+	if rank[how] > rank[w.details["origin"]] {
+		w.details["origin"] = how
+	}
+}
+
+// do runs a step and binds its stage to the error.
+func (w *making) do(ctx context.Context, stage string, step func(context.Context, *engine) error) error {
+	err := w.s.Do(ctx, stage, func(ctx context.Context) error {
+		e, err := w.p.connect(ctx)
 		if err != nil {
 			return err
 		}
-		img, err = p.inspectImage(ctx, e, spec.Image, details)
-		return err
-	}
-	err = s.Do(ctx, "image", func(ctx context.Context) error {
-		err := find(ctx)
-		if statusOf(err) == http.StatusNotFound && pullable(spec.Image) {
-			return nil // the pull comes next
-		}
-		return err
+		return step(ctx, e)
 	})
-	if err == nil && img == nil {
-		err = s.Do(ctx, "pull", func(ctx context.Context) error {
-			e, err := p.connect(ctx)
-			if err != nil {
-				return err
-			}
-			if err := e.pull(ctx, spec.Image, thisHost().registryAuth(spec.Image), progressOf(s)); err != nil {
-				return err
-			}
-			return find(ctx)
-		})
+	if err == nil || fault.StageOf(err) != "" {
+		return err
 	}
-	if err != nil {
-		return sandbox.Prepared{}, imageError(spec.Image, err)
-	}
-	return sandbox.Prepared{Ref: img.ID, Details: details, Data: img}, nil
+	return &fault.Error{Class: classOf(err), Code: fault.CodeOf(err), Fix: fault.FixOf(err), Stage: stage, Err: err}
 }
 
-// imageError gives an error of the preparation its stage and, for a missing
-// image, its code.
+func classOf(err error) fault.Class {
+	if c := fault.ClassOf(err); c != fault.Unknown {
+		return c
+	}
+	return classify(err)
+}
+
+func (w *making) show(p sandbox.Progress) {
+	if s, ok := w.s.(sandbox.Progresser); ok {
+		s.Progress(p)
+	}
+}
+
+// named returns the image of a name, pulled when it is missing.
+func (w *making) named(ctx context.Context, stage, ref string) (*image, error) {
+	var img *image
+	err := w.do(ctx, stage, func(ctx context.Context, e *engine) error {
+		r := w.p.resolving(ref)
+		select {
+		case r.turn <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		defer func() { <-r.turn }()
+		if r.id != "" {
+			var err error
+			if img, err = w.p.inspectImage(ctx, e, r.id); err == nil {
+				w.origin(originFound)
+				return nil
+			}
+			r.id = "" // it was removed meanwhile
+		}
+		var how string
+		var err error
+		if img, how, err = w.p.lookUp(ctx, e, ref, w.show); err != nil {
+			return imageError(ref, err)
+		}
+		w.origin(how)
+		r.id = img.ID
+		return nil
+	})
+	return img, err
+}
+
+// lookUp looks for an image and pulls it when it is missing.
+func (p *Provider) lookUp(ctx context.Context, e *engine, ref string, show func(sandbox.Progress)) (*image, string, error) {
+	img, err := p.inspectImage(ctx, e, ref)
+	if statusOf(err) != http.StatusNotFound || !pullable(ref) {
+		return img, originFound, err
+	}
+	if err := e.roomLeft(ctx); err != nil {
+		return nil, "", err
+	}
+	// The pull holds no place at the gate: it is the network that it waits for.
+	if err := imagebuild.Pull(ctx, e.cli, ref, p.credentials(), show); err != nil {
+		return nil, "", err
+	}
+	img, err = p.inspectImage(ctx, e, ref)
+	return img, originPulled, err
+}
+
+func (p *Provider) credentials() imagebuild.Credentials {
+	return imagebuild.DockerCredentials(thisHost().configDir())
+}
+
+// resolution is what a name stands for in this run.
+type resolution struct {
+	turn chan struct{} // one at a time
+	id   string
+}
+
+// resolutions are those of one run.
+type resolutions struct {
+	mu sync.Mutex
+	of map[string]*resolution
+}
+
+func (p *Provider) resolving(ref string) *resolution {
+	p.names.mu.Lock()
+	defer p.names.mu.Unlock()
+	r := p.names.of[ref]
+	if r == nil {
+		r = &resolution{turn: make(chan struct{}, 1)}
+		if p.names.of == nil {
+			p.names.of = map[string]*resolution{}
+		}
+		p.names.of[ref] = r
+	}
+	return r
+}
+
+// forget lets the next run resolve names anew.
+func (p *Provider) forget() {
+	p.names.mu.Lock()
+	defer p.names.mu.Unlock()
+	p.names.of = nil
+}
+
+// imageError gives an error of finding an image its class and, for a missing
+// one, its code.
 func imageError(ref string, err error) error {
 	if fault.ClassOf(err) != fault.Unknown || fault.CodeOf(err) != "" {
 		return err
 	}
-	out := &fault.Error{Stage: "image", What: "find image " + ref, Err: err, Class: classify(err)}
+	out := &fault.Error{What: "find image " + ref, Err: err, Class: classify(err)}
 	if statusOf(err) == http.StatusNotFound {
 		out.Code, out.Fix = "sandbox.image-missing", "Check the image's name; an id can only name an image that is on this machine."
 	}
@@ -93,7 +238,7 @@ func pullable(ref string) bool {
 	return err == nil && !strings.HasPrefix(ref, "sha256:")
 }
 
-func (p *Provider) inspectImage(ctx context.Context, e *engine, ref string, details map[string]string) (*image, error) {
+func (p *Provider) inspectImage(ctx context.Context, e *engine, ref string) (*image, error) {
 	var r client.ImageInspectResult
 	err := e.do(ctx, "image inspect", lookLimit, func(ctx context.Context) error {
 		var err error
@@ -106,19 +251,17 @@ func (p *Provider) inspectImage(ctx context.Context, e *engine, ref string, deta
 	if r.Os != "" && r.Os != "linux" {
 		return nil, fault.Configf("sandbox.image-platform", "Use a Linux image.", "image %s is for %s", ref, r.Os)
 	}
-	img := &image{ID: r.ID, Arch: r.Architecture, Env: map[string]string{}}
+	img := &image{ID: r.ID, Arch: r.Architecture, Env: map[string]string{}, platform: r.Os + "/" + r.Architecture}
 	if c := r.Config; c != nil {
-		img.User, img.Workdir = c.User, c.WorkingDir
+		img.User, img.Workdir, img.labels = c.User, c.WorkingDir, c.Labels
 		for _, kv := range c.Env {
 			k, v, _ := strings.Cut(kv, "=")
 			img.Env[k] = v
 		}
 	}
-	found := map[string]string{"id": r.ID, "platform": r.Os + "/" + r.Architecture}
 	if len(r.RepoDigests) > 0 {
-		found["digest"] = r.RepoDigests[0]
+		img.digest = r.RepoDigests[0]
 	}
-	maps.Copy(details, found)
 	return img, nil
 }
 
@@ -131,105 +274,26 @@ func (p *Provider) imageOf(ctx context.Context, e *engine, from sandbox.Prepared
 	if from.Ref == "" {
 		return nil, errors.New("docker: Create needs the result of Prepare")
 	}
-	img, err := p.inspectImage(ctx, e, from.Ref, map[string]string{})
+	img, err := p.inspectImage(ctx, e, from.Ref)
 	if err != nil {
 		return nil, imageError(from.Ref, err)
 	}
 	return img, nil
 }
 
-func progressOf(s sandbox.Steps) func(sandbox.Progress) {
-	if p, ok := s.(sandbox.Progresser); ok {
-		return p.Progress
+// roomLeft refuses to fill a disk that is nearly full: what comes next would
+// fail half-way, and everything else on the machine with it.
+func (e *engine) roomLeft(ctx context.Context) error {
+	f, err := e.about(ctx)
+	if err != nil || e.at.remote() || f.Root == "" {
+		return err // of another machine's disk nothing is known
 	}
-	return func(sandbox.Progress) {}
-}
-
-// The limits of a pull: as a whole, and without any news from the registry.
-const (
-	pullLimit  = 60 * time.Minute
-	pullSilent = 5 * time.Minute
-)
-
-// pull fetches an image. It holds no place at the gate: it is the network that
-// it waits for.
-func (e *engine) pull(ctx context.Context, ref, auth string, show func(sandbox.Progress)) error {
-	err := e.ungated(ctx, "pull", pullLimit, func(ctx context.Context) error {
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		silent := time.AfterFunc(pullSilent, func() { cancel(fmt.Errorf("no news from the registry for %s", pullSilent)) })
-		defer silent.Stop()
-		r, err := e.cli.ImagePull(ctx, ref, client.ImagePullOptions{RegistryAuth: auth})
-		if err != nil {
-			return err
-		}
-		layers := map[string]jsonstream.Progress{}
-		for m, err := range r.JSONMessages(ctx) {
-			if err != nil {
-				return errors.Join(err, context.Cause(ctx))
-			}
-			silent.Reset(pullSilent)
-			if m.Error != nil {
-				return m.Error
-			}
-			if m.Progress != nil && m.ID != "" && strings.HasPrefix(m.Status, "Downloading") {
-				layers[m.ID] = *m.Progress
-			}
-			show(pullProgress(ref, layers))
-		}
+	free, ok := diskFree(f.Root)
+	if !ok || free >= LowWater {
 		return nil
-	})
-	if err != nil && ctx.Err() == nil {
-		return pullError(ref, err)
 	}
-	return err
-}
-
-// pullProgress adds the layers up.
-func pullProgress(ref string, layers map[string]jsonstream.Progress) sandbox.Progress {
-	p := sandbox.Progress{Message: "pulling " + ref}
-	for _, l := range layers {
-		p.Current += l.Current
-		p.Total += l.Total
+	return &fault.Error{
+		Class: fault.Resource, Code: "enospc", Fix: "Free disk space for the engine, for example with `assay image prune` or `docker image prune`.",
+		What: fmt.Sprintf("only %d MiB are free at %s, where the engine keeps images, and %d MiB are wanted before one is pulled or built", free>>20, f.Root, LowWater>>20),
 	}
-	return p
-}
-
-// registryAuth returns the credentials that docker's config.json holds for the
-// registry of an image, encoded for the engine, or "". Credential helpers are
-// programs and are not run.
-func (s surroundings) registryAuth(ref string) string {
-	named, err := reference.ParseNormalizedNamed(ref)
-	if err != nil {
-		return ""
-	}
-	c, err := s.config()
-	if err != nil {
-		return ""
-	}
-	domain := reference.Domain(named)
-	keys := []string{domain, "https://" + domain, "https://" + domain + "/v1/", "https://" + domain + "/v2/"}
-	if domain == "docker.io" {
-		keys = append(keys, "https://index.docker.io/v1/", "index.docker.io")
-	}
-	for _, k := range keys {
-		a, ok := c.Auths[k]
-		if !ok || a.Auth == "" && a.IdentityToken == "" {
-			continue
-		}
-		out := map[string]string{"serveraddress": domain}
-		if a.IdentityToken != "" {
-			out["identitytoken"] = a.IdentityToken
-		}
-		if b, err := base64.StdEncoding.DecodeString(a.Auth); err == nil {
-			user, pass, _ := strings.Cut(string(b), ":")
-			out["username"], out["password"] = user, strings.TrimRight(pass, "\x00")
-		}
-		b, err := json.Marshal(out)
-		if err != nil {
-			return ""
-		}
-		return base64.URLEncoding.EncodeToString(b)
-	}
-	return ""
 }

@@ -125,7 +125,7 @@ func (e *engine) restart(ctx context.Context, id string) (*stream, error) {
 
 // reopen makes the driver of a container that was started again.
 func (p *Provider) reopen(ctx context.Context, e *engine, c container.InspectResponse, s *stream, r sandbox.WakeRequest) (sandbox.Driver, error) {
-	img, err := p.inspectImage(ctx, e, c.Image, map[string]string{})
+	img, err := p.inspectImage(ctx, e, c.Image)
 	if err != nil {
 		// The image's name may be gone while the container lives on it.
 		img = &image{ID: c.Image, Env: map[string]string{}}
