@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,31 +36,43 @@ type Result struct {
 	Info *record.PrepareError
 }
 
-// CheckAll checks each provider of the environments once. It returns the first
-// failure, classed: Config is the user's to fix.
+// CheckAll checks each provider of the environments once, all at the same time.
+// It returns every failure, classed: Config is the user's to fix.
 func CheckAll(ctx context.Context, envs []*plan.Environment, sink event.Sink) error {
 	seen := map[sandbox.Provider]bool{}
-	var errs []error
+	var first []*plan.Environment // of each provider
 	for _, e := range envs {
-		if seen[e.Provider] {
-			continue
+		if !seen[e.Provider] {
+			seen[e.Provider] = true
+			first = append(first, e)
 		}
-		seen[e.Provider] = true
-		sink(event.Check{Provider: e.Info.Kind, Status: event.Started})
-		err := retry(ctx, e.Provider, func(ctx context.Context) error { return within(ctx, e.Provider.Check) })
-		if err == nil {
-			sink(event.Check{Provider: e.Info.Kind, Status: event.Done})
-			continue
-		}
-		j := sandbox.Judge(ctx, e.Provider, err)
-		fe := &fault.Error{Class: j.Class, Code: j.Code, Fix: j.Fix, Scope: fault.ScopeRun, Stage: "check", What: "the " + e.Info.Kind + " sandbox is not ready", Err: err}
-		if fe.Code == "" {
-			fe.Code = "sandbox.check-failed"
-		}
-		sink(event.Check{Provider: e.Info.Kind, Status: event.Broken, Err: err.Error()})
-		errs = append(errs, fe)
 	}
+	errs := make([]error, len(first))
+	var wg sync.WaitGroup
+	for i, e := range first {
+		wg.Go(func() {
+			sink(event.Check{Provider: e.Info.Kind, Status: event.Started})
+			errs[i] = check(ctx, e, sink)
+		})
+	}
+	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// check checks one provider.
+func check(ctx context.Context, e *plan.Environment, sink event.Sink) error {
+	err := retry(ctx, e.Provider, func(string) {}, func(ctx context.Context) error { return within(ctx, e.Provider.Check) })
+	if err == nil {
+		sink(event.Check{Provider: e.Info.Kind, Status: event.Done})
+		return nil
+	}
+	j := sandbox.Judge(ctx, e.Provider, err)
+	fe := &fault.Error{Class: j.Class, Code: j.Code, Fix: j.Fix, Scope: fault.ScopeRun, Stage: "check", What: "the " + e.Info.Kind + " sandbox is not ready", Err: err}
+	if fe.Code == "" {
+		fe.Code = "sandbox.check-failed"
+	}
+	sink(event.Check{Provider: e.Info.Kind, Status: event.Broken, Err: err.Error()})
+	return fe
 }
 
 // within runs one check of a provider. It returns when the check does or when
@@ -93,14 +106,28 @@ func within(ctx context.Context, f func(context.Context) error) error {
 	return &fault.Error{Class: fault.Config, Code: "sandbox.check-timeout", What: "the provider did not answer", Fix: "See whether the engine or service is up, and run `assay doctor`.", Err: err}
 }
 
-// retry repeats a step that fails transiently, after 2 s and after 8 s.
-func retry(ctx context.Context, p sandbox.Provider, step func(context.Context) error) error {
+// PatienceLimit is the longest wait that a provider can ask for before another
+// try; one that asks for more fails at once.
+const PatienceLimit = 10 * time.Minute
+
+// retry repeats a step that fails transiently, after 2 s and after 8 s, or after
+// what the error asks for where that is longer. tell hears of the waiting.
+func retry(ctx context.Context, p sandbox.Provider, tell func(string), step func(context.Context) error) error {
 	for i := 0; ; i++ {
 		err := step(ctx)
 		if err == nil || i == len(waits) || sandbox.Judge(ctx, p, err).Class != fault.Transient {
 			return err
 		}
-		t := time.NewTimer(waits[i])
+		wait := waits[i]
+		var patient sandbox.Patience
+		if errors.As(err, &patient) {
+			wait = max(wait, patient.RetryAfter())
+		}
+		if wait > PatienceLimit {
+			return err
+		}
+		tell(fmt.Sprintf("trying again in %s: %s", wait, sandbox.Tail(err.Error(), 200)))
+		t := time.NewTimer(wait)
 		select {
 		case <-t.C:
 		case <-ctx.Done():
@@ -116,16 +143,20 @@ type steps struct {
 	tell func(stage, progress string)
 	mu   sync.Mutex
 	last string
+	log  string // the end of what the current step printed
 }
+
+// LogLimit bounds the log that is kept of a step: its end.
+const LogLimit = 16 << 10
 
 // Do runs a step, repeated while it fails transiently, and names its stage when
 // it fails.
 func (s *steps) Do(ctx context.Context, stage string, step func(context.Context) error) error {
 	s.mu.Lock()
-	s.last = stage
+	s.last, s.log = stage, ""
 	s.mu.Unlock()
 	s.tell(stage, "")
-	err := retry(ctx, s.p, step)
+	err := retry(ctx, s.p, func(text string) { s.tell(stage, text) }, step)
 	if err == nil {
 		return nil
 	}
@@ -143,6 +174,46 @@ func (s *steps) Progress(p sandbox.Progress) {
 		text += fmt.Sprintf(" (%d%%)", 100*p.Current/p.Total)
 	}
 	s.tell(stage, text)
+}
+
+// Log keeps what the current step prints.
+func (s *steps) Log(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log += text + "\n"
+	if len(s.log) > 2*LogLimit {
+		s.log = s.log[len(s.log)-LogLimit:]
+	}
+}
+
+// logOf is the log of a failure: what the error brings, else what was printed.
+func (s *steps) logOf(err error) string {
+	var logged sandbox.Logged
+	if errors.As(err, &logged) {
+		return tail(logged.Log())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return tail(s.log)
+}
+
+// tail is the end of a log in whole lines, without what would move a terminal's
+// cursor.
+func tail(log string) string {
+	if over := len(log) - LogLimit; over > 0 {
+		log = log[over:]
+		if i := strings.IndexByte(log, '\n'); i >= 0 {
+			log = log[i+1:]
+		}
+	}
+	lines := strings.Split(strings.TrimRight(strings.ToValidUTF8(log, "\uFFFD"), "\n"), "\n")
+	for i, l := range lines {
+		if at := strings.LastIndexByte(strings.TrimRight(l, "\r"), '\r'); at >= 0 {
+			l = l[at+1:] // a progress bar's last state
+		}
+		lines[i] = strings.TrimRight(sandbox.StripControl(l), " ")
+	}
+	return strings.Join(lines, "\n")
 }
 
 // Oven holds the results of one run.
@@ -210,7 +281,7 @@ func (o *Oven) bake(ctx context.Context, env *plan.Environment) (res Result) {
 		res.Prepared, err = env.Provider.Prepare(ctx, env.Template, env.Harness, s)
 	}()
 	if err == nil {
-		ev.Status = event.Done
+		ev.Status, ev.Message = event.Done, res.Prepared.Details["origin"]
 		o.sink(ev)
 		return res
 	}
@@ -221,8 +292,9 @@ func (o *Oven) bake(ctx context.Context, env *plan.Environment) (res Result) {
 	}
 	res.Err = &fault.Error{Class: j.Class, Code: "sandbox.prepare-failed", Stage: "prepare", Fix: j.Fix, What: "prepare " + env.Label(), Err: err}
 	headline := fmt.Sprintf("%s could not be prepared (%s at %s)", env.Label(), class(j), stage)
-	res.Info = &record.PrepareError{Headline: headline, Stage: stage, Class: j.Class.String(), Cause: sandbox.Tail(err.Error(), 1000), Levels: env.Levels}
+	res.Info = &record.PrepareError{Headline: headline, Stage: stage, Class: j.Class.String(), Cause: sandbox.Tail(err.Error(), 1000), Log: s.logOf(err), Levels: env.Levels}
 	ev.Status, ev.Stage, ev.Class, ev.Headline, ev.Message = event.Broken, stage, j.Class.String(), headline, res.Info.Cause
+	ev.Log = res.Info.Log
 	o.sink(ev)
 	return res
 }

@@ -331,3 +331,91 @@ func TestInterruptedCheckIsNoFaultOfTheProvider(t *testing.T) {
 		}
 	})
 }
+
+// patient is a refusal for now.
+type patient struct{ wait time.Duration }
+
+func (p patient) Error() string             { return "429 for now" }
+func (p patient) RetryAfter() time.Duration { return p.wait }
+
+func TestTheRegistrysPatienceIsKept(t *testing.T) {
+	for _, c := range []struct {
+		asked time.Duration
+		tries []time.Duration
+	}{
+		{0, []time.Duration{0, 2 * time.Second, 10 * time.Second}},
+		{time.Second, []time.Duration{0, 2 * time.Second, 10 * time.Second}},
+		{30 * time.Second, []time.Duration{0, 30 * time.Second, time.Minute}},
+		{bake.PatienceLimit + 1, []time.Duration{0}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			begin := time.Now()
+			var tries []time.Duration
+			p := &provider{prepare: func(ctx context.Context, s sandbox.Steps) (sandbox.Prepared, error) {
+				return sandbox.Prepared{}, s.Do(ctx, "image", func(context.Context) error {
+					tries = append(tries, time.Since(begin))
+					return &fault.Error{Class: fault.Transient, Code: "rate", Err: patient{c.asked}}
+				})
+			}}
+			res := bake.New((&log{}).sink).Prepare(t.Context(), environment(p, "k"))
+			if !slices.Equal(tries, c.tries) || res.Info.Class != "transient" {
+				t.Errorf("asked for %s: tries at %v, want %v; %+v", c.asked, tries, c.tries, res.Info)
+			}
+		})
+	}
+}
+
+// logged is an error that brings a log.
+type logged struct{ text string }
+
+func (l logged) Error() string { return "it broke" }
+func (l logged) Log() string   { return l.text }
+
+func TestTheLogOfTheFailedStepIsKept(t *testing.T) {
+	long := strings.Repeat("line\n", bake.LogLimit)
+	for name, c := range map[string]struct {
+		printed []string
+		err     error
+		want    string
+	}{
+		"what the error brings": {[]string{"other"}, logged{"one\n\x1b[31mtwo\x1b[0m\n"}, "one\ntwo"},
+		"what was printed":      {[]string{"one", "two\nthree"}, errOdd, "one\ntwo\nthree"},
+		"a progress bar":        {[]string{"10%\r50%\r99%"}, errOdd, "99%"},
+		"nothing":               {nil, errOdd, ""},
+		"its end":               {[]string{long + "the end"}, errOdd, "the end"},
+	} {
+		p := &provider{prepare: func(ctx context.Context, s sandbox.Steps) (sandbox.Prepared, error) {
+			keep := s.(sandbox.LogKeeper)
+			if err := s.Do(ctx, "image", func(context.Context) error { keep.Log("of a step before"); return nil }); err != nil {
+				return sandbox.Prepared{}, err
+			}
+			return sandbox.Prepared{}, s.Do(ctx, "dockerfile", func(context.Context) error {
+				for _, l := range c.printed {
+					keep.Log(l)
+				}
+				return c.err
+			})
+		}}
+		l := &log{}
+		res := bake.New(l.sink).Prepare(t.Context(), environment(p, "k"))
+		if !strings.HasSuffix(res.Info.Log, c.want) || len(res.Info.Log) > bake.LogLimit || name != "its end" && res.Info.Log != c.want {
+			t.Errorf("%s: log %.100q, want %q", name, res.Info.Log, c.want)
+		}
+		if last := l.all[len(l.all)-1].(event.Prepare); last.Log != res.Info.Log {
+			t.Errorf("%s: the event has another log: %.100q", name, last.Log)
+		}
+	}
+}
+
+func TestProvidersAreCheckedAtTheSameTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		var envs []*plan.Environment
+		for i := range 5 {
+			envs = append(envs, environment(&provider{kind: fmt.Sprint(i), check: func(context.Context) error { time.Sleep(3 * time.Second); return nil }}, "k"))
+		}
+		if err := bake.CheckAll(t.Context(), envs, (&log{}).sink); err != nil || time.Since(begin) != 3*time.Second {
+			t.Errorf("%v after %s", err, time.Since(begin))
+		}
+	})
+}

@@ -68,8 +68,12 @@ type Prepare struct {
 	Status               Step
 	Stage, Class         string
 	Headline             string
-	Message              string // progress of a started step
-	Levels               []string
+	// Message is the progress of a started step, how a finished one came to be
+	// there, such as "pulled", and the cause of a failed one.
+	Message string
+	// Log is the end of what a failed step printed.
+	Log    string
+	Levels []string
 }
 
 // ExperimentHook is the setup or teardown of an experiment on the host.
