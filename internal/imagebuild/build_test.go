@@ -2,15 +2,32 @@ package imagebuild
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	ocireg "github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 
 	"assay/fault"
@@ -165,4 +182,63 @@ func asStep(err error) (*StepError, bool) {
 	var s *StepError
 	ok := errors.As(err, &s)
 	return s, ok
+}
+
+// A registry that wants a login is asked by the builder itself, with the
+// credentials that it gets over the session or with the request.
+func TestBuildersLogIn(t *testing.T) {
+	cli, _ := testreq.Engine(t)
+	real := ocireg.New(ocireg.Logger(log.New(io.Discard, "", 0)))
+	want := "Basic " + base64.StdEncoding.EncodeToString([]byte("u:secret"))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != want {
+			w.Header().Set("WWW-Authenticate", `Basic realm="r"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		real.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	host := strings.TrimPrefix(s.URL, "http://")
+	layer, err := random.Layer(100, types.DockerLayer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cf, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err = mutate.ConfigFile(img, &v1.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: cf.RootFS})
+	if err != nil {
+		t.Fatal(err)
+	}
+	builders(t, func(t *testing.T, classic bool) {
+		ref, err := name.ParseReference(host + "/x:" + fmt.Sprint(classic))
+		if err == nil {
+			err = remote.Write(ref, img, remote.WithAuth(&authn.Basic{Username: "u", Password: "secret"}))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for password, code := range map[string]string{"wrong": "sandbox.registry-denied", "secret": ""} {
+			in, err := Read(t.Context(), Source{Inline: "FROM " + ref.Name() + "\nLABEL x=" + randomID() + "\n"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			id, err := Build(limited(t), cli, in, Options{Classic: classic, Credentials: func(h string) (registry.AuthConfig, bool) {
+				return registry.AuthConfig{Username: "u", Password: password, ServerAddress: h}, h == host
+			}})
+			if fault.CodeOf(err) != code {
+				t.Errorf("password %s: %v (%s)", password, err, fault.CodeOf(err))
+			}
+			if err == nil {
+				discard(t, cli, id)
+				discard(t, cli, ref.Name())
+			}
+		}
+	})
 }
