@@ -29,7 +29,42 @@ func sketch(doc []byte, a *Attempt) error {
 	if !ok {
 		return json.Unmarshal(doc, a)
 	}
-	return json.Unmarshal(append(lean, '}'), a)
+	return json.Unmarshal(append(lean, '}'), &sketchOf{Attempt: a, Identity: sketchedIdentity{a}})
+}
+
+// sketchOf is an attempt whose identity keeps its inputs as they are written.
+type sketchOf struct {
+	*Attempt
+	Identity sketchedIdentity `json:"identity"`
+}
+
+type sketchedIdentity struct{ a *Attempt }
+
+// UnmarshalJSON takes the domain and the digest, and leaves the inputs unread.
+func (s *sketchedIdentity) UnmarshalJSON(doc []byte) error {
+	if bytes.Equal(doc, []byte("null")) {
+		return nil
+	}
+	id, failed := &Identity{}, error(nil)
+	ok := members(doc, func(key, value []byte) {
+		var err error
+		switch string(key) {
+		case "domain":
+			err = json.Unmarshal(value, &id.Domain)
+		case "digest":
+			err = json.Unmarshal(value, &id.Digest)
+		case "inputs":
+			id.unread = bytes.Clone(value)
+		}
+		if err != nil {
+			failed = err
+		}
+	})
+	if !ok {
+		failed = json.Unmarshal(doc, id)
+	}
+	s.a.Identity = id
+	return failed
 }
 
 // members calls yield with each key and raw value of the object that doc is. It

@@ -355,6 +355,20 @@ type Identity struct {
 	Digest string `json:"digest"`
 	// Inputs maps each input to its digest or value, for people.
 	Inputs map[string]string `json:"inputs,omitempty"`
+
+	// unread are the inputs of a sketch: few are ever looked at.
+	unread json.RawMessage
+}
+
+// Values returns Inputs, also of an identity that was read by Sketch.
+func (i *Identity) Values() map[string]string {
+	if i.Inputs == nil && len(i.unread) > 0 {
+		var m map[string]string
+		if json.Unmarshal(i.unread, &m) == nil {
+			return m
+		}
+	}
+	return i.Inputs
 }
 
 // Clone returns a copy that shares nothing; nil of nil.
@@ -363,7 +377,8 @@ func (i *Identity) Clone() *Identity {
 		return nil
 	}
 	c := *i
-	c.Inputs = maps.Clone(i.Inputs)
+	c.Inputs = maps.Clone(i.Values())
+	c.unread = nil
 	return &c
 }
 

@@ -44,16 +44,17 @@ func Changes(old, now *record.Identity) []Change {
 		return []Change{{Input: "recipe of the identity", Old: old.Domain, New: now.Domain}}
 	}
 	names := map[string]bool{}
-	for name := range old.Inputs {
+	was, is := old.Values(), now.Values()
+	for name := range was {
 		names[name] = true
 	}
-	for name := range now.Inputs {
+	for name := range is {
 		names[name] = true
 	}
 	var out, order []Change
 	checks := false
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		c := Change{name, old.Inputs[name], now.Inputs[name]}
+		c := Change{name, was[name], is[name]}
 		if c.Old == c.New {
 			continue
 		}
