@@ -242,3 +242,16 @@ func TestBuildersLogIn(t *testing.T) {
 		}
 	})
 }
+
+func TestAStepThatRunsOutOfMemory(t *testing.T) {
+	cli, _ := testreq.Engine(t)
+	in, err := Read(t.Context(), Source{Inline: "FROM " + testimage.Busybox(t) + "\nRUN echo eating; dd if=/dev/zero of=/dev/null bs=256M count=1\n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Build(limited(t), cli, in, Options{Classic: true, Memory: 32 << 20, NoCache: true, OOMKills: HostOOMKills})
+	step, ok := asStep(err)
+	if fault.ClassOf(err) != fault.Resource || fault.CodeOf(err) != "oom" || !ok || step.ExitCode != 137 || !strings.Contains(err.Error(), "exit code 137") || !strings.Contains(step.Log(), "eating") {
+		t.Errorf("%v: class %s, code %q, step %+v", err, fault.ClassOf(err), fault.CodeOf(err), step)
+	}
+}
