@@ -130,6 +130,9 @@ func (b *Board) prepare(e event.Prepare) []Line {
 		return nil
 	case event.Done:
 		b.endStep(key)
+		if e.Message != "" {
+			return one(Done, "prepared %s: %s", what, e.Message)
+		}
 		return one(Done, "prepared %s", what)
 	}
 	b.endStep(key)
@@ -140,8 +143,23 @@ func (b *Board) prepare(e event.Prepare) []Line {
 	if len(e.Levels) > 0 {
 		lines = append(lines, indented("declared by %s", strings.Join(e.Levels, ", ")))
 	}
+	if e.Message != "" && !strings.Contains(e.Headline, e.Message) {
+		lines = append(lines, indented("cause: %s", clip(e.Message, prepareCause)))
+	}
+	if e.Log != "" {
+		log := strings.Split(e.Log, "\n")
+		for _, l := range log[max(0, len(log)-logLines):] {
+			lines = append(lines, indented("| %s", clip(l, messageLimit)))
+		}
+	}
 	return lines
 }
+
+// What is shown of why a sandbox could not be prepared; the record has the rest.
+const (
+	prepareCause = 600
+	logLines     = 12
+)
 
 func hookKey(id ref.ExperimentID, hook string) string { return "hook " + hook + " " + string(id) }
 

@@ -135,6 +135,9 @@ type prepareLine struct {
 	Stage    string     `json:"stage,omitempty"`
 	Class    string     `json:"class,omitempty"`
 	Headline string     `json:"headline,omitempty"`
+	Cause    string     `json:"cause,omitempty"`  // of a failure
+	Log      string     `json:"log,omitempty"`    // the end of what the failed step printed
+	Origin   string     `json:"origin,omitempty"` // how it came to be there, such as "pulled"
 	Levels   []string   `json:"levels,omitempty"`
 }
 
@@ -157,6 +160,24 @@ type receiptLine struct {
 	Receipt record.Receipt `json:"receipt"`
 }
 
+// prepared returns the line of a preparation. Its progress is for people.
+func prepared(e event.Prepare) []any {
+	if e.Status == event.Started && e.Message != "" {
+		return nil
+	}
+	l := prepareLine{
+		Event: "sandbox_prepare", Key: e.Key, Provider: e.Provider, Label: e.Label, Status: e.Status, Stage: e.Stage,
+		Class: e.Class, Headline: e.Headline, Log: e.Log, Levels: e.Levels,
+	}
+	switch e.Status {
+	case event.Done:
+		l.Origin = e.Message
+	case event.Broken:
+		l.Cause = e.Message
+	}
+	return []any{l}
+}
+
 // translate returns the lines of e.
 func translate(e event.Event) []any {
 	switch e := e.(type) {
@@ -165,9 +186,7 @@ func translate(e event.Event) []any {
 	case event.Check:
 		return []any{checkLine{"provider_check", e.Provider, e.Status, e.Err}}
 	case event.Prepare:
-		return []any{prepareLine{
-			"sandbox_prepare", e.Key, e.Provider, e.Label, e.Status, e.Stage, e.Class, e.Headline, e.Levels,
-		}}
+		return prepared(e)
 	case event.ExperimentHook:
 		return []any{hookLine{"experiment_" + e.Hook, e.Experiment, e.Status, e.Err}}
 	case event.LockWait:
