@@ -24,6 +24,7 @@ type driver struct {
 	proc    *process
 	cg      *group
 	proxy   *proxy
+	box     *box // nil: the files are in memory
 
 	mu      sync.Mutex
 	stopped bool
@@ -58,7 +59,10 @@ func (d *driver) makeWorkdir(ctx context.Context) error {
 }
 
 // Stop ends every process and with the last of them the sandbox's file systems.
-func (d *driver) Stop(ctx context.Context) error {
+func (d *driver) Stop(ctx context.Context) error { return d.end(ctx, true) }
+
+// end ends every process. With remove, files on disk go too.
+func (d *driver) end(ctx context.Context, remove bool) error {
 	d.mu.Lock()
 	d.stopped = true
 	d.mu.Unlock()
@@ -81,6 +85,12 @@ func (d *driver) Stop(ctx context.Context) error {
 	if err := d.cg.remove(ctx); err != nil {
 		return &fault.Error{Class: fault.Resource, Code: "sandbox-stop-failed", What: "remove the cgroup of sandbox " + d.id, Err: err}
 	}
+	if remove {
+		if err := d.box.remove(); err != nil {
+			return &fault.Error{Class: fault.Resource, Code: "sandbox-stop-failed", What: "remove the files of sandbox " + d.id, Err: err}
+		}
+	}
+	d.box.release()
 	d.finished = true
 	d.p.delist(d.id)
 	return nil

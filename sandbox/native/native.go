@@ -102,6 +102,9 @@ type Options struct {
 	// Cache is the folder in which images are kept; empty is the user's own
 	// cache folder.
 	Cache string
+	// Boxes is the folder for sandboxes that may be kept; empty is a private
+	// one in /var/tmp.
+	Boxes string
 }
 
 // Provider makes sandboxes on this machine. It is safe for concurrent use.

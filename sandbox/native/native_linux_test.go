@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ func provider(tb testing.TB) *Provider {
 	if bin == "" {
 		bin = guesttest.Build(tb)
 	}
-	p := New(Options{Guest: bin, Cache: tb.TempDir()})
+	p := New(Options{Guest: bin, Cache: tb.TempDir(), Boxes: filepath.Join(tb.TempDir(), "boxes")})
 	tb.Cleanup(func() { _ = p.Close() })
 	return p
 }

@@ -31,7 +31,8 @@ type machine struct {
 	tools *tools
 	store *ocistore.Store
 	cgs   *cgroups
-	live  map[string]string // instance → owner token
+	live  map[string]string  // instance → owner token
+	kept  map[string]*driver // those of them that are on disk
 
 	joined func() // called when a first process exists; for tests
 }
@@ -61,6 +62,7 @@ func (p *Provider) Info() sandbox.Info {
 	if p.identities().many {
 		info.Users = sandbox.UsersAny
 	}
+	info.Keep = !p.identities().helpers
 	return info
 }
 
@@ -131,19 +133,23 @@ func (p *Provider) Instances(token string) []string {
 	return ids
 }
 
-func (p *Provider) enlist(id, token string) {
+func (p *Provider) enlist(d *driver, token string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.live == nil {
-		p.live = map[string]string{}
+		p.live, p.kept = map[string]string{}, map[string]*driver{}
 	}
-	p.live[id] = token
+	p.live[d.id] = token
+	if d.box != nil {
+		p.kept[d.id] = d
+	}
 }
 
 func (p *Provider) delist(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.live, id)
+	delete(p.kept, id)
 }
 
 // start is a prepared start point.
@@ -313,12 +319,32 @@ func diskOf(asked int64) (size, inodes int64) {
 }
 
 // launch makes the sandbox. On error nothing of it is left.
-func (p *Provider) launch(ctx context.Context, prog *program, b *blueprint, r sandbox.CreateRequest, out *egress) (_ *driver, err error) {
+func (p *Provider) launch(ctx context.Context, prog *program, b *blueprint, r sandbox.CreateRequest, out *egress) (*driver, error) {
 	id := ref.New()
 	if len(id) > 20 {
 		id = id[len(id)-20:]
 	}
-	d := &driver{p: p, id: id, res: r.Resources, size: b.plan.Size}
+	if !r.Keep {
+		return p.start(ctx, prog, b, r, out, id, nil)
+	}
+	x, err := p.newBox(id, b, r)
+	if err != nil {
+		return nil, err
+	}
+	d, err := p.start(ctx, prog, b, r, out, id, x)
+	if err != nil {
+		if rerr := x.remove(); rerr != nil {
+			err = errors.Join(err, rerr)
+		}
+		return nil, err
+	}
+	return d, nil
+}
+
+// start starts the first process of a sandbox whose files are in memory, or in x.
+// On error nothing runs.
+func (p *Provider) start(ctx context.Context, prog *program, b *blueprint, r sandbox.CreateRequest, out *egress, id string, x *box) (_ *driver, err error) {
+	d := &driver{p: p, id: id, res: r.Resources, size: b.plan.Size, box: x}
 	cg, err := p.groups().create(r.Resources)
 	if err != nil {
 		return nil, err
@@ -336,12 +362,12 @@ func (p *Provider) launch(ctx context.Context, prog *program, b *blueprint, r sa
 	if err != nil {
 		return nil, cg.removed(err)
 	}
-	p.enlist(id, r.Owner.Token)
+	p.enlist(d, r.Owner.Token)
 	defer func() {
 		if err != nil {
 			clean, cancel := fault.WithTimeout(context.WithoutCancel(ctx), "cleanup-limit", endLimit, "built-in")
 			defer cancel()
-			if serr := d.Stop(clean); serr != nil {
+			if serr := d.end(clean, false); serr != nil {
 				err = fmt.Errorf("%w (and: %w)", err, serr)
 			}
 		}

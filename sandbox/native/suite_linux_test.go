@@ -53,7 +53,7 @@ func harness(t testing.TB, spec Spec) sandboxtest.Harness {
 	h := sandboxtest.Harness{
 		Provider: p, Template: template(p),
 		Instances: func(_ context.Context, token string) ([]string, error) { return p.Instances(token), nil },
-		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter"},
+		Powers:    []string{"Environer", "Stater", "Tracker", "ProcessEnder", "Digester", "Remover", "Lifetimer", "Reporter", "Suspender", "Inventory", "Waker"},
 		Break: map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
 			sandboxtest.CheckFails: func(t testing.TB) sandboxtest.Broken {
 				bp := New(Options{Guest: filepath.Join(t.TempDir(), "none")})

@@ -151,11 +151,21 @@ func (b *builder) scratch() error {
 		}
 	}
 	for _, d := range []string{dirRoot, dirUpper, dirWork, dirLower, dirDev} {
-		if err := unix.Mkdir(d, 0o755); err != nil {
+		if err := b.mkdir(d); err != nil {
 			return at("make", d, err)
 		}
 	}
 	return nil
+}
+
+// mkdir makes a directory of the scratch. In a scratch of the host it may be there
+// since an earlier life of the sandbox.
+func (b *builder) mkdir(name string) error {
+	err := unix.Mkdir(name, 0o755)
+	if err == unix.EEXIST && b.Scratch != "" {
+		return nil
+	}
+	return err
 }
 
 // stack mounts the root. All names are relative, so that the mount table shows
@@ -174,10 +184,16 @@ func (b *builder) stack() error {
 	if err := unix.Mount(dirRoot, dirRoot, "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
+	if b.Scratch != "" {
+		// A file system of the host is not limited as the one in memory is.
+		if err := unix.Mount("", dirRoot, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+			return at("restrict", dirRoot, err)
+		}
+	}
 	for _, t := range b.Trees {
 		up, work, to := dirUpper+"/"+t, dirWork+"/"+t, dirRoot+"/"+t
 		for _, d := range []string{up, work, to} {
-			if err := unix.Mkdir(d, 0o755); err != nil {
+			if err := b.mkdir(d); err != nil {
 				return at("make", d, err)
 			}
 		}

@@ -44,8 +44,9 @@ type Plan struct {
 	// Size and Inodes bound everything that the sandbox writes outside of
 	// Mounts: bytes and files of one file system in memory.
 	Size, Inodes int64
-	// Scratch, when set, is an empty host directory that holds what the sandbox
-	// writes instead; Size and Inodes do not apply then.
+	// Scratch, when set, is a host directory that holds what the sandbox writes
+	// instead: an empty one, or that of an earlier sandbox of the same plan. Size
+	// and Inodes do not apply then.
 	Scratch string
 
 	// Lower are the layers of an image, topmost first. Without any, Trees and
