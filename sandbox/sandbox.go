@@ -35,7 +35,7 @@ type Sandbox struct {
 	environ  map[string]map[string]string
 	shell    []string
 	shellSum string // content of shell[0] as MarkShell saw it
-	state    map[any]any
+	state    *hookState
 }
 
 // Options are the settings of one sandbox's face.
@@ -59,7 +59,18 @@ type Options struct {
 
 // New returns the face of a driver.
 func New(d Driver, o Options) *Sandbox {
-	return &Sandbox{d: d, o: o, environ: map[string]map[string]string{}}
+	return &Sandbox{d: d, o: o, environ: map[string]map[string]string{}, state: &hookState{}}
+}
+
+// Next returns another face of the instance behind prev, for its next user. What
+// hooks keep for the instance (see State) and what was learned of it stay.
+func Next(prev *Sandbox, o Options) *Sandbox {
+	s := New(prev.d, o)
+	prev.mu.Lock()
+	defer prev.mu.Unlock()
+	s.state, s.shell = prev.state, prev.shell
+	maps.Copy(s.environ, prev.environ)
+	return s
 }
 
 // ID is the provider's own identifier of the instance.

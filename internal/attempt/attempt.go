@@ -22,6 +22,7 @@ import (
 	"assay/internal/event"
 	"assay/internal/ledger"
 	"assay/internal/plan"
+	"assay/internal/pool"
 	"assay/internal/redact"
 	"assay/judge"
 	"assay/record"
@@ -57,6 +58,8 @@ type Env struct {
 	HostRoot string
 	// Queued is when the slot began to wait.
 	Queued time.Time
+	// Lane is set when the slot shares sandboxes with others.
+	Lane *Lane
 	// Judge is the judge of the slot, nil where it needs none.
 	Judge *judge.Client
 }
@@ -93,6 +96,9 @@ type attempt struct {
 	scratch string
 	secrets map[string]string
 	undo    []undo
+	box     *pool.Box // the shared sandbox, or nil
+	spoiled string    // why a shared sandbox must not be used again
+	cut     bool      // the run was interrupted
 	ledger  *ledger.Ledger
 	scope   fault.Scope
 
@@ -147,7 +153,7 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 		facts: record.Facts{}, diffs: map[[2]int]*record.Diff{},
 		rec: record.Attempt{
 			ID: id, Locator: ref.LocatorOf(id), Run: env.Run, Experiment: slot.Ref.Experiment, Eval: slot.Ref.Eval,
-			Ordinal: slot.Ref.Ordinal, StartedAt: time.Now(),
+			Ordinal: slot.Ref.Ordinal, StartedAt: time.Now(), Identity: slot.Identity.Clone(),
 		},
 	}
 	a.env.Owner.Attempt, a.env.Owner.Eval = id, slot.Ref.Eval
@@ -172,6 +178,7 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 	if err != nil && a.rec.Error == nil {
 		a.fail(a.diagnose(ctx, err))
 	}
+	a.cut = interrupted(ctx)
 	a.sweep()
 	a.conclude(measured, cut)
 	return Result{
@@ -202,8 +209,10 @@ func (a *attempt) run(ctx context.Context) error {
 		do    func(context.Context) error
 		skip  bool
 	}{
+		{"sandbox.reset", a.over, a.info.Direct},
 		{"sandbox.create", a.create, a.info.Direct},
 		{"sandbox.setup", a.setup, a.info.Direct},
+		{"sandbox.mark", a.mark, a.info.Direct},
 		{"workspace.upload", a.upload, a.info.Direct},
 		{"sandbox.prepare", a.prepare, a.info.Direct},
 		{"agent.ensure", a.ensure, false},
@@ -302,6 +311,9 @@ func (a *attempt) sweep() {
 		cancel()
 		if err == nil {
 			continue
+		}
+		if a.spoiled == "" {
+			a.spoiled = u.phase + " failed: " + sandbox.Tail(err.Error(), 200)
 		}
 		if u.fatal {
 			fe := &fault.Error{Class: fault.ClassOf(err), Code: u.code, Stage: u.phase, Fix: fault.FixOf(err), Err: err}

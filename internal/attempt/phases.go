@@ -21,6 +21,7 @@ import (
 	"assay/internal/archive"
 	"assay/internal/ledger"
 	"assay/internal/plan"
+	"assay/internal/pool"
 	"assay/internal/redact"
 	"assay/internal/snapshot"
 	"assay/record"
@@ -34,44 +35,42 @@ const (
 )
 
 // create makes the sandbox. From here on it has an owner: it is stopped in the
-// end whatever happens.
+// end whatever happens, or given to the pool it belongs to.
 func (a *attempt) create(ctx context.Context) error {
-	env := a.slot.Environment
-	values := a.loadSecrets()
-	a.red = redact.New(values...)
+	if a.sb != nil {
+		return errNothing // taken over
+	}
+	env, lane := a.slot.Environment, a.env.Lane
 	req := sandbox.CreateRequest{
 		From: a.env.Prepared, Template: env.Template, Owner: a.env.Owner, User: a.slot.Settings.User, Workdir: a.slot.Settings.Workdir,
 		Resources: a.slot.Settings.Resources, Network: a.slot.Settings.Network, Lifetime: a.slot.Settings.Lifetime,
 		Timeout: a.slot.Timeout, Notes: notes{a, "sandbox.create"},
 	}
-	a.rec.Sandbox = &record.Sandbox{
-		Provider: env.Info.Kind, Engine: env.Info.Engine, Use: 1, Key: string(env.Key), From: a.env.Prepared.Ref,
-		User: req.User, Network: req.Network.Mode, Details: a.env.Prepared.Details, Limits: limits(req.Resources),
+	a.rec.Sandbox = a.sandboxRecord(env)
+	a.rec.Sandbox.Use = 1
+	if lane != nil {
+		n, evicted := lane.Pool.Enter()
+		if evicted != nil {
+			lane.Close(ctx, evicted, "its place is needed for another start point")
+		}
+		a.rec.Sandbox.Ordinal = n
 	}
 	d, err := a.createWithRetry(ctx, env, req)
 	if err != nil {
+		if lane != nil {
+			lane.Pool.Leave()
+		}
 		return err
 	}
-	a.driver = d
+	face := sandbox.New(d, a.faceOptions())
+	if lane != nil {
+		a.adopt(&pool.Box{Key: lane.Key, Ordinal: a.rec.Sandbox.Ordinal, Uses: 1, Driver: d, Face: face, HostDir: a.slot.Eval.Dir})
+		return nil
+	}
+	a.driver, a.sb = d, face
 	a.push(undo{phase: "sandbox.stop", code: "sandbox-stop-failed", stop: true, limit: StopLimit, do: func(ctx context.Context) error { return a.sb.Stop(ctx) }})
-	// The settings are shared by all attempts of the pair.
-	envVars := maps.Clone(a.slot.Settings.Env)
-	if envVars == nil {
-		envVars = map[string]string{}
-	}
-	for name, v := range a.secrets {
-		if slices.Contains(a.slot.Settings.SecretEnv, name) {
-			envVars[name] = v
-		}
-	}
-	a.sb = sandbox.New(d, sandbox.Options{
-		Provider: env.Provider, Env: envVars, Path: a.slot.Settings.Path, User: a.slot.Settings.User,
-		HostDir: a.slot.Eval.Dir, HostRoot: a.env.HostRoot, Redactor: a.red, Observe: a.observe,
-	})
 	a.rec.Sandbox.ID, a.rec.Sandbox.Workdir = d.ID(), d.Workdir()
-	var b [4]byte
-	rand.Read(b[:])
-	a.scratch = "/tmp/.s-" + hex.EncodeToString(b[:])
+	a.newScratch()
 	if !env.Info.Reset {
 		// The environment outlives the attempt, so what was put beside the
 		// agent is taken away again.
@@ -85,6 +84,44 @@ func (a *attempt) create(ctx context.Context) error {
 		}})
 	}
 	return nil
+}
+
+// newScratch names a place in the sandbox for what is put beside the agent.
+func (a *attempt) newScratch() string {
+	var b [4]byte
+	rand.Read(b[:])
+	a.scratch = "/tmp/.s-" + hex.EncodeToString(b[:])
+	return a.scratch
+}
+
+// faceOptions are the settings of this attempt's face of its sandbox. The
+// settings of the slot are shared by all attempts of the pair.
+func (a *attempt) faceOptions() sandbox.Options {
+	if a.secrets == nil {
+		a.red = redact.New(a.loadSecrets()...)
+	}
+	envVars := maps.Clone(a.slot.Settings.Env)
+	if envVars == nil {
+		envVars = map[string]string{}
+	}
+	for name, v := range a.secrets {
+		if slices.Contains(a.slot.Settings.SecretEnv, name) {
+			envVars[name] = v
+		}
+	}
+	return sandbox.Options{
+		Provider: a.slot.Environment.Provider, Env: envVars, Path: a.slot.Settings.Path, User: a.slot.Settings.User,
+		HostDir: a.slot.Eval.Dir, HostRoot: a.env.HostRoot, Redactor: a.red, Observe: a.observe,
+	}
+}
+
+// sandboxRecord is what is known of the sandbox before there is one.
+func (a *attempt) sandboxRecord(env *plan.Environment) *record.Sandbox {
+	set := a.slot.Settings
+	return &record.Sandbox{
+		Provider: env.Info.Kind, Engine: env.Info.Engine, Key: string(env.Key), From: a.env.Prepared.Ref,
+		User: set.User, Network: set.Network.Mode, Details: a.env.Prepared.Details, Limits: limits(set.Resources),
+	}
 }
 
 func limits(r sandbox.Resources) map[string]any {
@@ -223,10 +260,17 @@ func (a *attempt) observe(c sandbox.CommandRecord) {
 // setup runs the setup chains, lowest level first. The teardown chains go on
 // the stack first: they run because setup was reached, also when it fails.
 func (a *attempt) setup(ctx context.Context) error {
+	if a.box != nil && a.box.Marked {
+		return errNothing // it was set up before its first attempt
+	}
 	steps := 0
 	for _, lv := range a.slot.Layers {
 		for _, st := range lv.Layer.TeardownSteps() {
 			steps++
+			if a.box != nil {
+				a.box.Teardown = slices.Insert(a.box.Teardown, 0, st)
+				continue
+			}
 			a.push(undo{phase: "sandbox.teardown", code: "sandbox-teardown-fatal", fatal: true, do: func(ctx context.Context) error {
 				return a.step(ctx, "sandbox.teardown", st)
 			}})
@@ -259,18 +303,26 @@ func cause(err error, code string) string {
 
 // step runs one element of a chain.
 func (a *attempt) step(ctx context.Context, phase string, st sandbox.Step) error {
+	return runStep(ctx, a.sb, notes{a, phase}, a.slot.Eval.Dir, a.red, st)
+}
+
+func runStep(ctx context.Context, sb *sandbox.Sandbox, n sandbox.Notes, dir string, red *redact.Redactor, st sandbox.Step) error {
 	if st.Hook != nil {
-		return Bounded(ctx, func(ctx context.Context) error { return st.Hook(ctx, a.sb, notes{a, phase}) })
+		return Bounded(ctx, func(ctx context.Context) error { return st.Hook(ctx, sb, n) })
 	}
-	return a.declared(ctx, st.Command)
+	return runDeclared(ctx, sb, dir, red, st.Command)
 }
 
 // declared runs a declared command, in the sandbox or on the host.
 func (a *attempt) declared(ctx context.Context, c sandbox.Command) error {
+	return runDeclared(ctx, a.sb, a.slot.Eval.Dir, a.red, c)
+}
+
+func runDeclared(ctx context.Context, sb *sandbox.Sandbox, dir string, red *redact.Redactor, c sandbox.Command) error {
 	if c.Host {
-		return HostCommand(ctx, c, a.slot.Eval.Dir, map[string]string{"ASSAY_SANDBOX_ID": a.sb.ID()}, a.red)
+		return HostCommand(ctx, c, dir, map[string]string{"ASSAY_SANDBOX_ID": sb.ID()}, red)
 	}
-	_, err := a.sb.RunDeclared(ctx, c, sandbox.CommandOptions{})
+	_, err := sb.RunDeclared(ctx, c, sandbox.CommandOptions{})
 	return err
 }
 
@@ -385,11 +437,19 @@ func (a *attempt) evalSetup(ctx context.Context) error {
 	return nil
 }
 
+// rules say what the ledger leaves out.
+func (a *attempt) rules() snapshot.Rules {
+	return snapshot.Rules{Ignore: append(slices.Clone(a.slot.Eval.Diff.Ignore), a.info.Artifacts...), Include: a.slot.Eval.Diff.Include}
+}
+
 // baseline marks the state that is not the agent's work, and the tools that the
 // grader will use.
 func (a *attempt) baseline(ctx context.Context) error {
-	rules := snapshot.Rules{Ignore: append(slices.Clone(a.slot.Eval.Diff.Ignore), a.info.Artifacts...), Include: a.slot.Eval.Diff.Include}
-	a.ledger = ledger.Open(a.sb, a.scratch, rules)
+	if a.box != nil {
+		a.ledger = ledger.Resume(a.sb, a.scratch, a.box.Point)
+	} else {
+		a.ledger = ledger.Open(a.sb, a.scratch, a.rules())
+	}
 	stats, err := a.ledger.Mark(ctx)
 	switch code := fault.CodeOf(err); {
 	case err == nil:

@@ -110,7 +110,10 @@ func (f *file) experiment(in *projectfile.Experiment) *assay.Experiment {
 	x := &assay.Experiment{
 		ID: ref.ExperimentID(f.s.id), Description: in.Description, Model: in.Model, ReasoningEffort: in.ReasoningEffort,
 		Flags: in.Flags, Labels: in.Labels, EarlyExit: in.EarlyExit, Timeout: in.Timeout, Budget: in.Budget,
-		Profile: in.Profile, SandboxReuse: in.SandboxReuse, Source: f.path,
+		Profile: in.Profile, SandboxReuse: in.SandboxReuse.On || in.SandboxReuse.Limits != nil, Source: f.path,
+	}
+	if r := in.SandboxReuse.Limits; r != nil {
+		x.MaxUses = r.MaxUses
 	}
 	at := field(nil)
 	if a := in.Agent; a != nil && a.Name != "" {
@@ -143,6 +146,7 @@ func (f *file) experiment(in *projectfile.Experiment) *assay.Experiment {
 	x.Sandbox = f.layer(in.Sandbox, at.Key("sandbox"))
 	x.SetupCommands = f.commands(in.Setup, at.Key("setup"))
 	x.TeardownCommands = f.commands(in.Teardown, at.Key("teardown"))
+	x.Plugins = f.pluginsOf(in.Plugins, at.Key("plugins"))
 	f.s.root = f.root
 	return x
 }
@@ -156,13 +160,14 @@ func (f *file) group(in *projectfile.Group) *assay.Group {
 		g.Evals = append(g.Evals, ref.EvalID(e))
 	}
 	g.Sandbox = f.layer(in.Sandbox, field(nil).Key("sandbox"))
+	g.Plugins = f.pluginsOf(in.Plugins, field(nil).Key("plugins"))
 	return g
 }
 
 func (f *file) eval(in *projectfile.Eval) *assay.Eval {
 	e := &assay.Eval{
 		ID: ref.EvalID(f.s.id), Description: in.Description, Tags: in.Tags, Timeout: in.Timeout,
-		Files: in.Files, KeepProcesses: in.KeepProcesses, Metadata: in.Metadata, Dir: f.dir(), Source: f.path,
+		Files: in.Files, KeepProcesses: in.KeepProcesses, Metadata: in.Metadata, Revision: in.Revision, Dir: f.dir(), Source: f.path,
 	}
 	at := field(nil)
 	e.Judge = evalJudge(in.Judge)
@@ -194,6 +199,7 @@ func (f *file) eval(in *projectfile.Eval) *assay.Eval {
 		e.Diff = assay.DiffRules{Ignore: in.Diff.Ignore, Include: in.Diff.Include}
 	}
 	f.clashes(e, at.Key("files"))
+	e.Plugins = f.pluginsOf(in.Plugins, at.Key("plugins"))
 	return e
 }
 

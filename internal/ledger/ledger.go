@@ -43,6 +43,7 @@ type Ledger struct {
 	windows []snapshot.Window
 	open    snapshot.ID // state at the start of the open window
 	head    snapshot.ID
+	marked  snapshot.Commit // by Mark
 }
 
 // Open returns the ledger of a sandbox. Nothing is recorded yet. scratch is a
@@ -103,7 +104,7 @@ func code(err error) string {
 // Mark records the baseline: everything before it is not the agent's work.
 func (l *Ledger) Mark(ctx context.Context) (snapshot.Stats, error) {
 	res, err := l.call(ctx, "record the baseline", snapshot.Request{Op: snapshot.OpMark, Author: snapshot.Baseline, Label: "baseline"})
-	l.head = res.Commit.ID
+	l.head, l.marked = res.Commit.ID, res.Commit
 	return res.Stats, err
 }
 

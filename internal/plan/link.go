@@ -14,6 +14,7 @@ import (
 	"assay"
 	"assay/agent"
 	"assay/fault"
+	"assay/internal/carry"
 	"assay/ref"
 	"assay/sandbox"
 )
@@ -21,7 +22,7 @@ import (
 // Link makes the plan. The error joins every problem of the whole selection,
 // each a *fault.Error; no provider was asked for more than a key.
 func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (*Plan, error) {
-	l := linker{suite: suite, sel: sel, prior: prior, envs: map[string]*Environment{}, problems: map[string]*problem{}, seen: map[*assay.Eval]bool{}, gated: map[ref.EvalID]bool{}}
+	l := linker{suite: suite, sel: sel, envs: map[string]*Environment{}, problems: map[string]*problem{}, seen: map[*assay.Eval]bool{}, gated: map[ref.EvalID]bool{}, groupLane: map[string]string{}}
 	if err := l.validate(); err != nil {
 		return nil, err
 	}
@@ -33,7 +34,7 @@ func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	p := &Plan{Width: sel.MaxConcurrency}
+	p := &Plan{Width: sel.MaxConcurrency, rerun: sel.Rerun, keep: sel.KeepSandbox}
 	if p.Width == 0 {
 		p.Width = suite.MaxConcurrency
 	}
@@ -47,6 +48,7 @@ func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (
 	if err := l.joined(); err != nil {
 		return nil, err
 	}
+	p.Adopt(prior)
 	if len(l.ungated) > 0 {
 		p.Notices = append(p.Notices, Notice{"eval-without-gate", fmt.Sprintf("%d evals have no check that decides, so whatever the agent does passes: %s", len(l.ungated), some(l.ungated, 8))})
 	}
@@ -59,7 +61,6 @@ func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (
 type linker struct {
 	suite    *assay.Suite
 	sel      Selection
-	prior    Prior
 	envs     map[string]*Environment
 	order    []string
 	problems map[string]*problem
@@ -68,6 +69,13 @@ type linker struct {
 	ungated  []string             // evals without a check that decides
 	unsolved []string             // pairs of an agent that needs a solution
 	inert    bool
+	groupOf  map[ref.EvalID]*assay.Group
+	// identities computes what results depend on; bare are the layers of the pair
+	// at hand without plugins.
+	identities *carry.Planner
+	bare       []Level
+	// groupLane is the lane of the first member of each experiment's groups.
+	groupLane map[string]string
 }
 
 // problem is one kind of problem with the pairs that have it.
@@ -127,8 +135,8 @@ func (l *linker) validate() error {
 				l.report("", fault.Configf("profile-unknown", "Name one of the profiles of assay.yaml: "+some(names, 10)+".", "experiment %s chooses the profile %q, which does not exist", x.ID, x.Profile))
 			}
 		}
-		if x.SandboxReuse {
-			l.report("", fault.Configf("sandbox.reuse-unavailable", "Remove sandboxReuse.", "experiment %s asks for sandboxReuse, which this version does not do", x.ID))
+		if x.MaxUses < 0 || x.MaxUses > 0 && !x.SandboxReuse {
+			l.report("", fault.Configf("sandbox.reuse-max-uses", "Use a positive number, together with sandboxReuse.", "experiment %s limits the uses of a sandbox to %d", x.ID, x.MaxUses))
 		}
 		if x.SharedState != "" {
 			l.report("", fault.Configf("shared-state-unavailable", "Remove sharedState.", "experiment %s asks for sharedState, which this version does not do", x.ID))
@@ -154,9 +162,8 @@ func (l *linker) validate() error {
 			l.report("", fault.Configf("eval-keep-processes-hidden", "Remove one of them.", "eval %s has hidden files and keepProcesses: the agent's processes could read the hidden files", e.ID))
 		}
 	}
-	if len(l.suite.Groups) > 0 {
-		l.report("", fault.Configf("eval-group-unavailable", "Remove the group file.", "eval group %s: groups are not done by this version", l.suite.Groups[0].ID))
-	}
+	l.groups()
+	l.plugins()
 	return l.joined()
 }
 
@@ -178,31 +185,21 @@ func (l *linker) experiment(ctx context.Context, p *Plan, x *assay.Experiment, e
 	if l.sel.EarlyExit != nil {
 		out.EarlyExit = *l.sel.EarlyExit
 	}
+	evals = l.grouped(evals)
 	links := make([]Slot, len(evals))
 	for i, e := range evals {
 		links[i] = l.pair(ctx, p, out, e)
+		l.identify(&links[i])
 	}
 	// All first attempts precede any second attempt.
 	for ordinal := range out.Attempts {
 		for i := range links {
 			s := links[i]
 			s.Ref.Ordinal = ordinal
-			l.decide(&s)
 			out.Slots = append(out.Slots, &s)
 		}
 	}
 	return out
-}
-
-// decide says what happens to a slot and why.
-func (l *linker) decide(s *Slot) {
-	s.Action, s.Reason = Execute, "new"
-	if l.prior == nil {
-		return
-	}
-	if a := l.prior.Latest(s.Ref); a != nil {
-		s.Reason, s.Prior, s.PriorVerdict = "rerun", a.Locator, a.Verdict
-	}
 }
 
 // pair links one eval with one experiment.
@@ -215,8 +212,17 @@ func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval
 	if x.Def.Profile != "" {
 		levels = append(levels, Level{"profile " + x.Def.Profile, l.suite.Profiles[x.Def.Profile]})
 	}
-	levels = append(levels, Level{"experiment " + string(x.ID), x.Def.Sandbox}, Level{"eval " + string(e.ID), e.Sandbox})
+	levels = append(levels, Level{"experiment " + string(x.ID), x.Def.Sandbox})
+	group := l.groupOf[e.ID]
+	if group != nil {
+		levels = append(levels, Level{"group " + group.ID, group.Sandbox})
+	}
+	levels = append(levels, Level{"eval " + string(e.ID), e.Sandbox})
 	if x.Agent.Direct {
+		if group != nil {
+			l.report(name, fault.Configf("eval-group-direct-agent", "Leave the group's evals out of the experiment, or use an agent that works in a sandbox.", "eval group %s shares a sandbox, and agent %s has none", group.ID, x.Agent.Name))
+			return s
+		}
 		if slices.ContainsFunc(levels[1:], func(v Level) bool { return !v.Layer.IsZero() }) && !l.inert {
 			l.inert = true
 			p.Notices = append(p.Notices, Notice{"sandbox-inert", fmt.Sprintf("agent %s of experiment %s runs without a sandbox: its sandbox layer has no effect and its hooks do not run", x.Agent.Name, x.ID)})
@@ -231,14 +237,14 @@ func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval
 		}
 		// A nearer level replaces the defaults of config and profile; the
 		// experiment and the eval each say it explicitly.
-		if strings.HasPrefix(v.Name, "eval ") && owner >= 0 && strings.HasPrefix(levels[owner].Name, "experiment ") {
+		if owner >= 0 && explicitly(v.Name) && explicitly(levels[owner].Name) {
 			explicit = append(explicit, owner, i)
 		}
 		owner = i
 	}
 	switch {
 	case len(explicit) > 0:
-		l.report(name, fault.Configf("sandbox.template-conflict", "Keep the provider on one of them; the other may still add env, prepare, setup and teardown.", "both the experiment and the eval say where the sandbox starts from"))
+		l.report(name, fault.Configf("sandbox.template-conflict", "Keep the provider on one of them; the other may still add env, prepare, setup and teardown.", "both %s and %s say where the sandbox starts from", levels[explicit[0]].Name, levels[explicit[1]].Name))
 		return s
 	case owner < 0:
 		l.report(name, fault.Configf("sandbox.template-missing", "Add `sandbox: {docker: {image: …}}`, or another provider, to the experiment, the eval or assay.yaml's defaults.", "nothing says where the sandbox starts from"))
@@ -251,16 +257,24 @@ func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval
 			levels[i].Layer = levels[i].Layer.SettingsOnly()
 		}
 	}
+	l.attach(levels, x.Def, group, e)
 	s.Layers, s.Owner = levels, owner
 	s.Settings = resolve(levels)
 	s.Environment = l.environment(ctx, p, name, x, levels[owner])
 	if s.Environment != nil {
 		l.supported(name, s.Settings, s.Environment.Info)
 		l.commands(name, levels, e, s.Environment.Info)
+		l.lane(name, &s)
 	}
 	l.files(e)
 	l.gates(x, e)
 	return s
+}
+
+// explicitly tells that a level chooses a start point for itself, rather than as
+// a default of others.
+func explicitly(level string) bool {
+	return level != "config" && !strings.HasPrefix(level, "profile ")
 }
 
 // gates tells of evals that cannot turn red, or cannot turn green.

@@ -27,17 +27,25 @@ type Selection struct {
 	Budget         float64
 	MaxConcurrency int
 	EarlyExit      *bool
+	// KeepSandbox is "", "failed" or "all".
+	KeepSandbox string
+	// Rerun widens what is executed.
+	Rerun Rerun
 }
 
 // Plan is everything a run will do, as data.
 type Plan struct {
 	Experiments []*Experiment
-	// Environments are the distinct start points, in order of first use.
+	// Environments are the distinct start points of what is executed, in order of
+	// first use.
 	Environments []*Environment
 	// Width is the explicit global width, 0 when providers decide.
 	Width int
 	// Notices are worth saying once, such as an inert sandbox layer.
 	Notices []Notice
+
+	rerun Rerun
+	keep  string
 }
 
 // Notice is something worth saying once.
@@ -84,6 +92,7 @@ type Action string
 const (
 	Execute Action = "execute"
 	Carry   Action = "carry"
+	Skip    Action = "skip" // it gets no result, and needs none
 )
 
 // Slot is one planned attempt.
@@ -99,6 +108,11 @@ type Slot struct {
 	// Owner is the index in Layers of the one that bears the template.
 	Owner    int
 	Settings sandbox.Settings
+	// Lane names the sandboxes that this slot may share with other slots of its
+	// experiment; "" is a sandbox of its own.
+	Lane string
+	// Group is the eval group whose one sandbox the slot uses, or nil.
+	Group *assay.Group
 	// Timeout is the attempt's limit, 0 for none, and who set it.
 	Timeout      time.Duration
 	TimeoutLayer string
@@ -112,6 +126,10 @@ type Slot struct {
 	Prior ref.Locator
 	// PriorVerdict belongs to Prior.
 	PriorVerdict record.Verdict
+	// Identity is what a result depends on, shared by all attempts of a pair.
+	Identity *record.Identity
+	// Past is what Prior is, with more detail; nil without.
+	Past *Past
 }
 
 // Level is a layer and the level that declared it.
@@ -119,12 +137,6 @@ type Level struct {
 	// Name is "config", "profile heavy", "experiment x", "group g" or "eval y".
 	Name  string
 	Layer sandbox.Layer
-}
-
-// Prior tells what the record knows; nil knows nothing.
-type Prior interface {
-	// Latest returns the newest recorded result of a slot, or nil.
-	Latest(ref.Slot) *record.Attempt
 }
 
 // Start names the start point within its provider, such as "node:24-slim"; ""

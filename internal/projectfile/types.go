@@ -135,17 +135,29 @@ type Experiment struct {
 	MaxConcurrency  *int           `yaml:"maxConcurrency" min:"1" max:"10000" doc:"Attempts of this experiment at once; 1 is strictly one after the other."`
 	Profile         string         `yaml:"profile" min:"1" doc:"Name of a profile of assay.yaml."`
 	Sandbox         *Layer         `yaml:"sandbox" doc:"The sandbox layer."`
-	SandboxReuse    bool           `yaml:"sandboxReuse" doc:"Attempts use a sandbox one after the other."`
+	SandboxReuse    Reuse          `yaml:"sandboxReuse" doc:"Attempts use a sandbox one after the other; needs a lifetime of the sandbox."`
 	SharedState     *SharedState   `yaml:"sharedState" doc:"External state that runs of this key must not share at once."`
 	Judge           *Judge         `yaml:"judge" doc:"Overrides the project's judge."`
 	Setup           []Command      `yaml:"setup" doc:"Commands on the host, once per run, only if something will run."`
 	Teardown        []Command      `yaml:"teardown" doc:"Commands on the host, once per run, after setup was entered."`
+	Plugins         []Plugin       `yaml:"plugins" doc:"Reusable conditions of all its sandboxes."`
 }
 
 // Evals is "*" or a list of id prefixes.
 type Evals struct {
 	All      string   `yaml:",either" enum:"*"`
 	Prefixes []string `yaml:",either" min:"1" format:"nonblank"`
+}
+
+// Reuse is true, or the limits of reuse.
+type Reuse struct {
+	On     bool         `yaml:",either"`
+	Limits *ReuseLimits `yaml:",either"`
+}
+
+// ReuseLimits say how long a sandbox is reused.
+type ReuseLimits struct {
+	MaxUses int `yaml:"maxUses" required:"true" min:"1" max:"100000" doc:"Attempts that one sandbox serves."`
 }
 
 // SharedState names external state.
@@ -175,6 +187,8 @@ type Eval struct {
 	Diff          *Diff             `yaml:"diff" doc:"What the list of changes leaves out and takes in."`
 	Judge         *EvalJudge        `yaml:"judge" doc:"Overrides the judge of the experiment and the project."`
 	Metadata      map[string]any    `yaml:"metadata" doc:"Stored with each attempt."`
+	Revision      string            `yaml:"revision" min:"1" doc:"Names what cannot be seen here; change it when results of before no longer hold."`
+	Plugins       []Plugin          `yaml:"plugins" doc:"Reusable conditions of its sandboxes."`
 }
 
 // Rules says that an eval tells the agent something in one way, and that hidden
@@ -217,6 +231,7 @@ type Diff struct {
 type Group struct {
 	Evals         []string `yaml:"evals" required:"true" min:"1" format:"nonblank" doc:"Ids relative to this folder, in order."`
 	Sandbox       *Layer   `yaml:"sandbox" doc:"The sandbox layer that the members share."`
+	Plugins       []Plugin `yaml:"plugins" doc:"Reusable conditions of the sandbox that the members share."`
 	OnUnavailable string   `yaml:"onUnavailable" enum:"stop-group,replace-sandbox" doc:"What follows when the shared sandbox is lost; default stop-group."`
 }
 
@@ -306,7 +321,7 @@ func CheckKinds() []CheckKind {
 }
 
 // CommonCheckFields are the fields of every check. Gate and atLeast are for
-// measurements, and no kind of CheckKinds measures.
+// measurements alone.
 func CommonCheckFields() []string { return []string{"name", "soft", "optional", "stop"} }
 
 // Match is an expectation of a text; all that is there must hold.

@@ -73,6 +73,9 @@ type experiment struct {
 	// say.
 	mask *redact.Redactor
 
+	lanes   *lanes
+	closing sync.WaitGroup // of shared sandboxes that nobody comes for any more
+
 	setupOnce    sync.Once
 	setupDone    chan struct{}
 	setupErr     error
@@ -123,6 +126,8 @@ func (x *experiment) admit(s *plan.Slot) bool {
 		reason = x.halted
 	case e.halted != "":
 		reason = e.halted
+	case x.lanes.stopped(s) != "":
+		reason = x.lanes.stopped(s)
 	case x.x.EarlyExit && e.passed > 0:
 		reason = "early-exit"
 	case x.x.Budget > 0 && x.spent >= x.x.Budget:
@@ -149,18 +154,26 @@ func (x *experiment) notRun(s *plan.Slot, reason string, id ref.AttemptID) {
 	}
 	x.mu.Unlock()
 	x.c.o.Sink(event.NotRun{Slot: s.Ref, Reason: reason})
-	x.ended()
+	x.ended(s)
 }
 
-// ended counts a slot that is over; the last one tears the experiment down. No
-// permit is held for that, and other experiments go on.
-func (x *experiment) ended() {
+// ended counts a slot that is over. Shared sandboxes that nobody comes for any
+// more are destroyed, and the last slot tears the experiment down after that. No
+// permit is held for it, and other experiments go on.
+func (x *experiment) ended(s *plan.Slot) {
+	if x.lanes != nil {
+		x.closing.Go(func() { x.lanes.over(s) })
+	}
 	x.mu.Lock()
 	x.left--
 	last := x.left == 0
 	x.mu.Unlock()
 	if last {
-		x.c.teardowns.Go(x.teardown)
+		x.c.teardowns.Go(func() {
+			x.closing.Wait()
+			x.lanes.conclude()
+			x.teardown()
+		})
 	}
 }
 
@@ -205,7 +218,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 	owner.Run, owner.Experiment = x.id, x.x.ID
 	res := attempt.Run(ctx, s, attempt.Env{
 		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: yield,
-		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader,
+		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Lane: x.lanes.of(s),
 	})
 	if res.Interrupted {
 		x.notRun(s, "interrupted", res.Sealed.Attempt.ID)
@@ -240,7 +253,8 @@ func (x *experiment) conclude(s *plan.Slot, res attempt.Result) {
 	a := &res.Sealed.Attempt
 	x.c.o.Sink(event.AttemptDone{Time: time.Now(), Slot: s.Ref, Attempt: a})
 	x.count(s, a, res)
-	x.ended()
+	x.lanes.used(a)
+	x.ended(s)
 }
 
 // count folds an attempt into what decides further dispatch.

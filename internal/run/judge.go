@@ -94,5 +94,5 @@ func (x *experiment) unjudged(s *plan.Slot, err error) {
 		x.c.o.Sink(event.Diagnostic{Slot: ref.Slot{Experiment: x.x.ID}, Diagnostic: d})
 	}
 	x.c.o.Sink(event.NotRun{Slot: s.Ref, Reason: judge.CodePrecheck})
-	x.ended()
+	x.ended(s)
 }

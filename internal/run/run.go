@@ -85,7 +85,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 // is paid for.
 func checkSecrets(o Options) error {
 	var missing []string
-	for _, s := range o.Plan.Slots() {
+	for _, s := range o.Plan.Executing() {
 		for _, name := range append(slices.Clone(s.Settings.SecretEnv), s.Experiment.Agent.SecretEnv...) {
 			if _, ok := o.Env(name); !ok && !slices.Contains(missing, name) {
 				missing = append(missing, name)
@@ -107,22 +107,28 @@ func (c *conductor) open() error {
 		rw, err := c.o.Writer.StartRun(record.Run{
 			ID: id, Experiment: x.ID, Invocation: c.invocation, StartedAt: time.Now(), Slots: slotRefs(x),
 			Labels: x.Def.Labels, Context: describe(x), Tool: c.o.Tool, Owner: record.CurrentOwner(),
-		})
+		}, members(x)...)
 		if err != nil {
 			c.abandon()
 			return err
 		}
-		xr := &experiment{c: c, x: x, w: rw, id: id, mask: c.secrets(x), evals: map[ref.EvalID]*evalState{}, left: len(x.Slots)}
+		xr := &experiment{c: c, x: x, w: rw, id: id, mask: c.secrets(x), evals: map[ref.EvalID]*evalState{}, left: len(x.Executing())}
+		xr.lanes = newLanes(xr)
 		c.experiments = append(c.experiments, xr)
 		c.receipt.RunIDs = append(c.receipt.RunIDs, id)
+		carried := len(x.Carried())
 		start.Total += len(x.Slots)
-		e := event.Experiment{ID: x.ID, Run: id, Agent: x.Agent.Name, Model: x.Def.Model, Slots: len(x.Slots), MaxConcurrency: x.Def.MaxConcurrency}
+		start.Reused += carried
+		e := event.Experiment{ID: x.ID, Run: id, Agent: x.Agent.Name, Model: x.Def.Model, Slots: len(x.Slots), Reused: carried, MaxConcurrency: x.Def.MaxConcurrency}
 		if len(x.Slots) > 0 && x.Slots[0].Environment != nil {
 			e.Sandbox = x.Slots[0].Environment.Label()
 		}
 		start.Experiments = append(start.Experiments, e)
 	}
 	c.o.Sink(start)
+	for _, x := range c.experiments {
+		x.adopt()
+	}
 	for _, n := range c.o.Plan.Notices {
 		c.o.Sink(event.Notice{Code: n.Code, Level: "warning", Message: n.Message})
 	}
@@ -213,7 +219,7 @@ func (c *conductor) dispatch(ctx context.Context) {
 		if width == 0 {
 			width = 1
 		}
-		return (len(x.x.Slots) + width - 1) / width
+		return (len(x.x.Executing()) + width - 1) / width
 	}
 	slices.SortStableFunc(order, func(a, b *experiment) int { return rounds(b) - rounds(a) })
 	capacity := map[string]int{}
@@ -225,7 +231,7 @@ func (c *conductor) dispatch(ctx context.Context) {
 		if n := x.x.Def.MaxConcurrency; n > 0 {
 			capacity["experiment:"+string(x.x.ID)] = n
 		}
-		for _, s := range x.x.Slots {
+		for _, s := range x.x.Executing() {
 			jobs = append(jobs, c.job(x, s, capacity))
 		}
 	}
@@ -252,6 +258,12 @@ func (c *conductor) job(x *experiment, s *plan.Slot, capacity map[string]int) sc
 	if info.Exclusive {
 		capacity["exclusive:"+info.Kind] = 1
 		tokens = append(tokens, "exclusive:"+info.Kind)
+	}
+	if s.Group != nil {
+		// One sandbox serves the members, in the order of the list.
+		group := "group:" + string(s.Ref.Experiment) + "/" + s.Group.ID
+		capacity[group] = 1
+		tokens = append(tokens, group)
 	}
 	return schedule.Job{
 		Tokens:  tokens,
@@ -281,7 +293,7 @@ func (c *conductor) width() int {
 	}
 	n := 0
 	seen := map[string]bool{}
-	for _, s := range c.o.Plan.Slots() {
+	for _, s := range c.o.Plan.Executing() {
 		kind, width := "direct", 10
 		if s.Environment != nil {
 			kind, width = s.Environment.Info.Kind, max(s.Environment.Info.Concurrency, 1)
@@ -326,7 +338,7 @@ func (c *conductor) close(ctx context.Context) Outcome {
 // unready judges a run in which every start point failed.
 func (c *conductor) unready() fault.Class {
 	class := fault.Unknown
-	for _, s := range c.o.Plan.Slots() {
+	for _, s := range c.o.Plan.Executing() {
 		if s.Environment == nil {
 			return fault.Unknown
 		}

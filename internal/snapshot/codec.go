@@ -72,6 +72,8 @@ const (
 	OpVerify Op = "verify"
 	// OpReset restores Commit and proves it.
 	OpReset Op = "reset"
+	// OpDrift tells what changed outside the working tree. It records nothing.
+	OpDrift Op = "drift"
 )
 
 // Request is one call of Serve. All state lives in Store, so that requests may
@@ -93,6 +95,44 @@ type Request struct {
 	Windows []Window `json:"windows,omitempty"`
 	Content bool     `json:"content,omitempty"`
 	Limits  Limits   `json:"limits,omitzero"`
+	// Drift is the question of a drift.
+	Drift DriftQuery `json:"drift,omitzero"`
+}
+
+// DriftQuery asks for files that changed after a moment.
+type DriftQuery struct {
+	// Since is a moment of the machine's clock: Drift.At of an earlier answer.
+	Since int64 `json:"since,omitempty"`
+	// Dirs are looked at; those that are not there are left out.
+	Dirs []DriftDir `json:"dirs,omitempty"`
+	// Skip are absolute paths that are left out with what is below them.
+	Skip []string `json:"skip,omitempty"`
+}
+
+// IsZero reports whether nothing is asked.
+func (q DriftQuery) IsZero() bool { return q.Since == 0 && len(q.Dirs) == 0 && len(q.Skip) == 0 }
+
+// DriftDir is one directory to look at.
+type DriftDir struct {
+	Path string `json:"path"`
+	// Depth bounds how deep below Path is looked, 1 being its own entries. At
+	// such a directory a changed directory counts too, since it stands for what
+	// lies too deep; 0 is everything, and files and links only.
+	Depth int `json:"depth,omitempty"`
+}
+
+// Drift is what is different outside the working tree.
+type Drift struct {
+	// At is the moment of the answer, in nanoseconds since 1970 by the clock of
+	// the machine that holds the files.
+	At int64 `json:"at"`
+	// Changed counts paths whose change time is after Since; Paths are the first
+	// of them, at most 100. Partial tells that not everything was looked at.
+	Changed int   `json:"changed,omitempty"`
+	Paths   []Raw `json:"paths,omitempty"`
+	Partial bool  `json:"partial,omitempty"`
+	// Ports are the TCP ports on which something listens.
+	Ports []int `json:"ports,omitempty"`
 }
 
 // Encode returns the request as JSON for Serve.
@@ -111,7 +151,12 @@ type Response struct {
 	Windows []WindowDiff `json:"-"`
 	// Partial is CapReached when windows were left out.
 	Partial string `json:"partial,omitempty"`
+	// Drift is the answer to a drift.
+	Drift Drift `json:"drift,omitzero"`
 }
+
+// IsZero reports whether there is no answer.
+func (d Drift) IsZero() bool { return d.At == 0 }
 
 // line is one line of an answer: exactly one field is set. A window is opened
 // by Window, filled by Change lines and closed by End; the last line is OK or

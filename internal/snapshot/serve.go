@@ -17,6 +17,8 @@ type Place struct {
 	Store Store
 	// Always are exclusions that belong to the place.
 	Always []string
+	// Drift answers a drift; nil knows nothing of what lies outside of Tree.
+	Drift func(ctx context.Context, q DriftQuery) Drift
 	// Close releases both; nil if there is nothing to release.
 	Close func() error
 }
@@ -67,7 +69,7 @@ func handle(ctx context.Context, data []byte, out *answer, open Opener) (res Res
 	if err := d.Decode(&r); err != nil {
 		return res, badRequest("the request is not understood", err)
 	}
-	if r.Op.handler() == nil {
+	if r.Op != OpDrift && r.Op.handler() == nil {
 		return res, badRequest("there is no operation "+string(r.Op), nil)
 	}
 	p, err := open(ctx, r)
@@ -76,6 +78,12 @@ func handle(ctx context.Context, data []byte, out *answer, open Opener) (res Res
 	}
 	if p.Close != nil {
 		defer func() { err = errors.Join(err, p.Close()) }()
+	}
+	if r.Op == OpDrift {
+		if p.Drift != nil {
+			res.Drift = p.Drift(ctx, r.Drift)
+		}
+		return res, nil
 	}
 	return r.Op.handler()(ctx, New(p.Tree, p.Store, p.Always...), r, out)
 }

@@ -64,7 +64,7 @@ func openPlace(_ context.Context, r Request) (Place, error) {
 	if string(at.Root) != root {
 		return Place{}, badRequest(fmt.Sprintf("the store belongs to %q and not to %q", at.Root, root), nil)
 	}
-	p := Place{Store: store, Always: placeExclusions(string(at.Real), r.Store)}
+	p := Place{Store: store, Drift: drift, Always: placeExclusions(string(at.Real), r.Store)}
 	tree, err := OpenTree(string(at.Real))
 	switch {
 	case err == nil:
