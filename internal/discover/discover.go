@@ -189,6 +189,7 @@ type loader struct {
 	kinds      projectfile.Kinds
 	files      []*source
 	problems   []Problem
+	plugins    pluginFiles
 }
 
 // kind of a source file.

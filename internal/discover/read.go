@@ -160,6 +160,7 @@ func (l *loader) collect(suite *assay.Suite) {
 		}
 	}
 	l.groups(suite, kept, evals)
+	l.problems = append(l.problems, l.plugins.problems...)
 }
 
 // within reports whether a folder of the set holds the path.

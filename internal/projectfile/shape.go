@@ -135,6 +135,7 @@ func makeFormats() map[string]*Format {
 		{Name: "hostpath", Patterns: []string{`\S`}, Says: "no path", Fix: "Write a path relative to this file."},
 		{Name: "hostname", Patterns: []string{`^(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*(:[0-9]{1,5})?$`}, Says: "no host name", Fix: "Write a name such as api.example.com or *.example.com."},
 		{Name: "statekey", Patterns: []string{`^[a-z0-9][a-z0-9._/-]{0,127}$`}, Says: "no state key", Fix: "Use up to 128 of a-z, 0-9, '.', '_', '/' and '-', starting with a letter or digit."},
+		{Name: "plugin", Patterns: []string{`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`}, Says: "no name of a plugin", Fix: "Use letters, digits, '.', '_' and '-', starting with a letter or digit."},
 		{Name: "url", Patterns: []string{`^https?://[^/]`}, Says: "no web address", Fix: "Start it with https://.", more: func(s string) error { _, err := url.Parse(s); return err }},
 		{Name: "regex", Patterns: []string{`^`}, Says: "no regular expression", Fix: "Use RE2 syntax, in single quotes.", more: compiles},
 		{Name: "glob", Patterns: []string{`\S`}, Says: "no pattern", Fix: "Write a path, or a pattern with *, ** and ?.", more: pattern},

@@ -38,7 +38,7 @@ func Names(o Options) []string {
 func shapesOf(o Options) map[string]any {
 	all := map[string]any{
 		"project": projectfile.Project{}, "experiment": projectfile.Experiment{},
-		"eval": projectfile.Eval{}, "group": projectfile.Group{},
+		"eval": projectfile.Eval{}, "group": projectfile.Group{}, "plugin": projectfile.PluginFile{},
 	}
 	maps.Copy(all, o.Shapes)
 	return all

@@ -152,7 +152,7 @@ func TestEveryFieldIsDescribed(t *testing.T) {
 
 func TestUnknownSchema(t *testing.T) {
 	_, err := For("evil", options())
-	if fault.CodeOf(err) != "schema-unknown" || !strings.Contains(fault.FixOf(err), "eval, experiment, fake, group, project") {
+	if fault.CodeOf(err) != "schema-unknown" || !strings.Contains(fault.FixOf(err), "eval, experiment, fake, group, plugin, project") {
 		t.Errorf("got %v, fix %q", err, fault.FixOf(err))
 	}
 }
