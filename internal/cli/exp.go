@@ -4,14 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,6 +36,7 @@ type expOptions struct {
 	early     bool
 	noEarly   bool
 	keep      string
+	rerun     string
 	agent     string
 	model     string
 }
@@ -48,6 +47,7 @@ func (a *app) exp() *cobra.Command {
 		Use:   "exp [experiment] [eval-prefix…]",
 		Short: "Run experiments",
 		Long: "Run experiments: prepare each sandbox, run the attempts, grade them and record the results.\n\n" +
+			"Results that still hold are carried instead of run again: the same command resumes what was interrupted.\n\n" +
 			"The first argument selects experiments: an id, a folder, a folder and the start of a name, or a file.\n" +
 			"Further arguments narrow the evals; each must match at least one.\n\n" +
 			"Exit codes: 0 all green, 1 red or incomplete, 2 you can fix it, 3 infrastructure could not be readied,\n" +
@@ -56,6 +56,8 @@ func (a *app) exp() *cobra.Command {
 		Example: "  " + a.w.Name + " exp                      everything\n" +
 			"  " + a.w.Name + " exp codex/small fix-      the evals that start with fix-\n" +
 			"  " + a.w.Name + " exp codex --dry           what would run, and why; costs nothing\n" +
+			"  " + a.w.Name + " exp codex --rerun         carry what passed, run what failed again\n" +
+			"  " + a.w.Name + " exp codex --rerun all     carry nothing\n" +
 			"  " + a.w.Name + " exp codex --attempts 5 --max-concurrency 8",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -79,6 +81,8 @@ func (a *app) exp() *cobra.Command {
 	f.StringVar(&o.record, "record", "", "folder of the record, taken exactly as given")
 	f.BoolVar(&o.early, "early-exit", false, "stop an eval's attempts after the first pass")
 	f.BoolVar(&o.noEarly, "no-early-exit", false, "run all attempts whatever the experiment says")
+	f.StringVar(&o.rerun, "rerun", "", "also run again what failed (--rerun), or everything (--rerun all)")
+	f.Lookup("rerun").NoOptDefVal = string(plan.RerunFailed)
 	f.StringVar(&o.keep, "keep-sandbox", "", "not done by this version")
 	f.Lookup("keep-sandbox").NoOptDefVal = "failed"
 	f.StringVar(&o.agent, "agent", "", "")
@@ -86,7 +90,7 @@ func (a *app) exp() *cobra.Command {
 	for _, hidden := range []string{"agent", "model", "keep-sandbox"} {
 		f.Lookup(hidden).Hidden = true
 	}
-	c.AddCommand(a.expList())
+	c.AddCommand(a.expList(), a.expRename())
 	return c
 }
 
@@ -98,6 +102,8 @@ func (o *expOptions) check(c *cobra.Command) error {
 		return fault.Configf("usage", "Change `agent:` or `model:` in the experiment's file, or copy the file: one file is one configuration.", "an experiment's agent and model cannot be set by a flag")
 	case changed("keep-sandbox"):
 		return fault.Configf("keep-sandbox-unavailable", "Remove --keep-sandbox.", "this version cannot keep sandboxes")
+	case changed("rerun") && o.rerun != string(plan.RerunFailed) && o.rerun != string(plan.RerunAll):
+		return fault.Configf("usage", "Give --rerun or --rerun all.", "--rerun cannot be %q", o.rerun)
 	case o.early && o.noEarly:
 		return fault.Configf("usage", "Give one of them.", "--early-exit and --no-early-exit exclude each other")
 	case changed("attempts") && o.sel.Attempts < 1, changed("max-concurrency") && o.sel.MaxConcurrency < 1:
@@ -109,6 +115,7 @@ func (o *expOptions) check(c *cobra.Command) error {
 	case changed("budget") && o.sel.Budget <= 0:
 		return fault.Configf("usage", "Give an amount of USD.", "--budget must be positive")
 	}
+	o.sel.Rerun = plan.Rerun(o.rerun)
 	if o.early || o.noEarly {
 		o.sel.EarlyExit = &o.early
 	}
@@ -136,6 +143,12 @@ func (a *app) runExp(ctx context.Context, o expOptions) error {
 		return err
 	}
 	defer writer.Close()
+	// Under the lock: what is carried is what is there when the run starts.
+	known, err := newPrior(ctx, root, pairsOf(p))
+	if err != nil {
+		return err
+	}
+	p.Adopt(known)
 	return a.execute(ctx, suite, p, writer, o)
 }
 
@@ -158,7 +171,8 @@ func (a *app) view(json bool, recordFlag string) view {
 	if recordFlag != "" {
 		show = append(show, "--record", recordFlag)
 	}
-	bo := board.Options{Command: typed(append([]string{a.w.Name}, a.p.Args...)), Show: typed(show)}
+	again := append([]string{a.w.Name}, withoutRerun(a.p.Args)...)
+	bo := board.Options{Command: typed(again), Rerun: typed(append(again, "--rerun")), Show: typed(show)}
 	switch {
 	case json:
 		return &startFirst{view: jsonstream.New(a.p.Stdout, jsonstream.Options{})}
@@ -208,6 +222,18 @@ func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, wri
 		return exitError(ExitRed)
 	}
 	return nil
+}
+
+// withoutRerun are the arguments that go on where a run stopped: what was asked to
+// run again has run.
+func withoutRerun(args []string) []string {
+	var out []string
+	for _, arg := range valued(args) {
+		if arg != "--rerun" && !strings.HasPrefix(arg, "--rerun=") {
+			out = append(out, arg)
+		}
+	}
+	return out
 }
 
 // typed renders a command as a user can type it again.
@@ -320,106 +346,6 @@ func (in *interrupts) close() { in.stop() }
 
 // code is the exit code of the last signal, 0 for none.
 func (in *interrupts) code() int { return int(in.last.Load()) }
-
-// dry prints the plan and creates nothing.
-func (a *app) dry(ctx context.Context, suite *assay.Suite, root string, o expOptions) error {
-	prior, err := newPrior(ctx, root)
-	if err != nil {
-		return err
-	}
-	p, err := plan.Link(ctx, suite, o.sel, prior)
-	if o.json {
-		return a.dryJSON(p, err)
-	}
-	if err != nil {
-		return err
-	}
-	w := tabwriter.NewWriter(a.p.Stdout, 0, 4, 2, ' ', 0)
-	slots := p.Slots()
-	fmt.Fprintf(w, "plan: %d slots in %d experiments, %d distinct sandboxes; nothing was created\n", len(slots), len(p.Experiments), len(p.Environments))
-	for _, n := range p.Notices {
-		fmt.Fprintf(w, "notice: %s\n", n.Message)
-	}
-	for _, x := range p.Experiments {
-		fmt.Fprintf(w, "\n%s\n", describeExperiment(x))
-		for _, s := range x.Slots {
-			fmt.Fprintf(w, "  %s#%d\t%s\n", s.Ref.Eval, s.Ref.Ordinal, action(s))
-		}
-	}
-	return a.wrote(w.Flush())
-}
-
-func describeExperiment(x *plan.Experiment) string {
-	parts := []string{string(x.ID), "agent " + x.Agent.Name}
-	if x.Def.Model != "" {
-		parts = append(parts, "model "+x.Def.Model)
-	}
-	if len(x.Slots) > 0 && x.Slots[0].Environment != nil {
-		parts = append(parts, x.Slots[0].Environment.Label())
-	}
-	if x.Slots[0].Timeout > 0 {
-		parts = append(parts, fmt.Sprintf("timeout %s (%s)", x.Slots[0].Timeout, x.Slots[0].TimeoutLayer))
-	}
-	if x.Def.MaxConcurrency > 0 {
-		parts = append(parts, fmt.Sprintf("width %d", x.Def.MaxConcurrency))
-	}
-	return strings.Join(parts, " · ")
-}
-
-func action(s *plan.Slot) string {
-	out := string(s.Action) + ": " + s.Reason
-	if s.Prior != "" {
-		out += fmt.Sprintf(" (last %s %s)", s.PriorVerdict, s.Prior)
-	}
-	return out
-}
-
-// drySlot is one slot of the plan's document.
-type drySlot struct {
-	Experiment string   `json:"experiment"`
-	Eval       string   `json:"eval"`
-	Ordinal    int      `json:"ordinal"`
-	Action     string   `json:"action"`
-	Reason     string   `json:"reason"`
-	Changed    []string `json:"changed,omitempty"`
-	Locator    string   `json:"locator,omitempty"`
-	Key        string   `json:"key,omitempty"`
-}
-
-type dryError struct {
-	Code    string `json:"code"`
-	Message string `json:"message"`
-	Fix     string `json:"fix,omitempty"`
-}
-
-func (a *app) dryJSON(p *plan.Plan, linkErr error) error {
-	doc := struct {
-		Schema string     `json:"schema"`
-		Slots  []drySlot  `json:"slots"`
-		Errors []dryError `json:"errors"`
-	}{Schema: "assay.exp-plan/v1", Slots: []drySlot{}, Errors: []dryError{}}
-	if p != nil {
-		for _, s := range p.Slots() {
-			d := drySlot{Experiment: string(s.Ref.Experiment), Eval: string(s.Ref.Eval), Ordinal: s.Ref.Ordinal, Action: string(s.Action), Reason: s.Reason, Changed: s.Changed, Locator: string(s.Prior)}
-			if s.Environment != nil {
-				d.Key = string(s.Environment.Key)
-			}
-			doc.Slots = append(doc.Slots, d)
-		}
-	}
-	if linkErr != nil {
-		for _, e := range split(linkErr) {
-			doc.Errors = append(doc.Errors, dryError{Code: fault.CodeOf(e), Message: e.Error(), Fix: fault.FixOf(e)})
-		}
-	}
-	if err := a.printJSON(doc); err != nil {
-		return err
-	}
-	if linkErr != nil {
-		return exitError(codeOf(linkErr))
-	}
-	return nil
-}
 
 // printJSON writes one document.
 func (a *app) printJSON(doc any) error {

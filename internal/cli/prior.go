@@ -4,21 +4,33 @@ import (
 	"context"
 
 	"assay/fault"
+	"assay/internal/plan"
 	"assay/record"
 	"assay/ref"
 )
 
-// prior is what the record knows of slots, for the plan.
-type prior map[ref.Slot]*record.Attempt
+// prior is what the record knows of slots, for a plan.
+type prior map[ref.Slot]*plan.Past
 
-// Latest returns the newest recorded result of a slot, or nil.
-func (p prior) Latest(s ref.Slot) *record.Attempt { return p[s] }
+// Past returns what is known of a slot.
+func (p prior) Past(s ref.Slot) *plan.Past { return p[s] }
 
-// newPrior reads the record. It takes no lock; a root that is missing knows
-// nothing.
-func newPrior(ctx context.Context, root string) (prior, error) {
+// pairsOf are the pairs of a plan.
+func pairsOf(p *plan.Plan) map[record.Pair]bool {
+	out := map[record.Pair]bool{}
+	for _, x := range p.Experiments {
+		for _, s := range x.Slots {
+			out[record.Pair{Experiment: s.Ref.Experiment, Eval: s.Ref.Eval}] = true
+		}
+	}
+	return out
+}
+
+// newPrior reads what the record knows of some pairs, each from the one run that
+// counts for it. It takes no lock; a root that is missing knows nothing.
+func newPrior(ctx context.Context, root string, pairs map[record.Pair]bool) (prior, error) {
 	r, err := record.OpenReader(root)
-	if fault.CodeOf(err) == "record-root-missing" {
+	if fault.CodeOf(err) == record.CodeRootMissing {
 		return prior{}, nil
 	}
 	if err != nil {
@@ -29,26 +41,38 @@ func newPrior(ctx context.Context, root string) (prior, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []*record.RunSlots
-	for rs, err := range r.Slots(ctx, runs) {
+	sources := record.Sources(runs)
+	wanted := map[*record.StoredRun]bool{}
+	for pair := range pairs {
+		if run := sources[pair]; run != nil {
+			wanted[run] = true
+		}
+	}
+	var read []*record.StoredRun
+	for _, run := range runs {
+		if wanted[run] {
+			read = append(read, run)
+		}
+	}
+	p := prior{}
+	for rs, err := range r.Sketch().Slots(ctx, read) {
 		if err != nil {
 			return nil, err
 		}
 		for i := range rs.Slots {
-			if a := rs.Slots[i].Attempt; a != nil {
-				// A record may hold very many attempts; a plan needs little of each.
-				rs.Slots[i].Attempt = &record.Attempt{
-					ID: a.ID, Locator: a.Locator, Run: a.Run, Verdict: a.Verdict, StartedAt: a.StartedAt,
-					DurationMS: a.DurationMS, CensoredMS: a.CensoredMS, Identity: a.Identity,
+			s := &rs.Slots[i]
+			pair := record.Pair{Experiment: rs.Run.Experiment, Eval: s.Eval}
+			if !pairs[pair] || sources[pair] != rs.Run {
+				continue
+			}
+			past := &plan.Past{Attempt: s.Attempt}
+			if a := s.Attempt; a != nil {
+				past.Identity = a.Identity
+				if s.Member != nil && s.Member.Identity != nil {
+					past.Identity, past.Accepted = s.Member.Identity, true
 				}
 			}
-		}
-		all = append(all, rs)
-	}
-	p := prior{}
-	for _, s := range record.Current(all) {
-		if s.Attempt != nil {
-			p[ref.Slot{Experiment: s.Run.Experiment, Eval: s.Eval, Ordinal: s.Ordinal}] = s.Attempt
+			p[ref.Slot{Experiment: pair.Experiment, Eval: s.Eval, Ordinal: s.Ordinal}] = past
 		}
 	}
 	return p, nil

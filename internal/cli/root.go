@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -34,7 +35,7 @@ func Main(p Process, w World) (code int) {
 	keepPipes()
 	a := &app{p: &p, w: w}
 	root := a.root()
-	root.SetArgs(p.Args)
+	root.SetArgs(valued(p.Args))
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
 	err := root.ExecuteContext(context.Background())
@@ -62,10 +63,29 @@ func (a *app) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return &fault.Error{Class: fault.Config, Code: "usage", What: err.Error(), Fix: fmt.Sprintf("See `%s --help`.", c.CommandPath())}
 	})
-	root.AddCommand(a.exp(), a.list(), a.check(), a.showCommand(), a.initCommand(), a.schemaCommand(), a.doctor(), a.modelserver(), a.version())
+	root.AddCommand(a.exp(), a.list(), a.check(), a.showCommand(), a.accept(), a.clean(), a.initCommand(), a.schemaCommand(), a.doctor(), a.modelserver(), a.version())
 	// Every misuse is the same kind of error, with the same exit code.
 	wrapUsage(root)
 	return root
+}
+
+// valued joins a flag whose value may be left out with a value that follows it:
+// `--rerun all` means `--rerun=all`.
+func valued(args []string) []string {
+	values := map[string][]string{"--rerun": {"failed", "all"}, "--keep-sandbox": {"failed", "all"}}
+	var out []string
+	for i := 0; i < len(args); i++ {
+		if args[i] == "--" {
+			return append(out, args[i:]...)
+		}
+		if i+1 < len(args) && slices.Contains(values[args[i]], args[i+1]) {
+			out = append(out, args[i]+"="+args[i+1])
+			i++
+			continue
+		}
+		out = append(out, args[i])
+	}
+	return out
 }
 
 // wrapUsage makes cobra's own complaints about arguments usage errors.
