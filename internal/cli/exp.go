@@ -193,10 +193,12 @@ func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, wri
 	}
 	in := a.interrupts(ctx, v.Handle)
 	defer in.close()
+	left := a.reporting(writer.Root(), v.Handle)
 	out, err := run.Run(in.work, run.Options{
-		Plan: p, Writer: writer, Sink: v.Handle, Env: a.p.Env, Root: suite.Root, Owner: owner(), Tool: a.w.Version, Force: in.force,
+		Plan: p, Writer: writer, Sink: left.Handle, Env: a.p.Env, Root: suite.Root, Owner: owner(), Tool: a.w.Version, Force: in.force,
 	})
 	verr := v.Close()
+	left.finish(whyNothingRan(err))
 	if verr != nil && !emit.Quiet(verr) {
 		err = errors.Join(err, a.wrote(verr))
 	}
