@@ -14,14 +14,14 @@ var house = rules{
 			"expect", "internal/archive", "internal/atomicfile", "internal/modeltest", "internal/proc", "internal/redact", "internal/snapshot",
 		}},
 		{"0 guest", []string{"internal/guest/..."}},
-		{"1", []string{"sandbox", "record", "judge", "internal/schedule", "internal/kept"}},
-		{"1 events", []string{"internal/event"}},
+		{"1", []string{"sandbox", "record", "judge", "internal/schedule"}},
+		{"1 events", []string{"internal/event", "internal/keep", "internal/lease"}},
 		{"1 box", []string{"internal/guestbox", "internal/ocistore", "internal/imagebuild"}},
 		{"1 cloud", []string{"internal/cloudbox", "internal/hostbox"}},
 		{"2", []string{
 			"sandbox/docker/...", "sandbox/compose/...", "sandbox/e2b/...", "sandbox/vercel/...", "sandbox/k8s/...",
 			"sandbox/local/...", "sandbox/native/...", "sandbox/fake/...", "sandbox/sandboxtest",
-			"agent", "report", "internal/ledger", "internal/board", "internal/emit",
+			"agent", "report", "internal/ledger", "internal/board", "internal/emit", "internal/orphan",
 		}},
 		{"2 parts of adapters", []string{"agent/internal/..."}},
 		{"3", []string{
