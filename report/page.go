@@ -28,6 +28,9 @@ type Page struct {
 	Diff *record.Diff
 	// Events counts the events by type and name, most frequent first.
 	Events []EventCount
+	// Talk is the conversation; TalkLeft counts what was too much of it.
+	Talk     []Entry
+	TalkLeft int
 	// Missing maps a part ("commands", "events", "diff") that cannot be read to
 	// the reason.
 	Missing map[string]string
@@ -159,15 +162,13 @@ func (p *Page) readCommands(r *record.Reader) {
 
 func (p *Page) readEvents(r *record.Reader) {
 	counts := map[EventCount]int{}
+	var t talk
 	for raw, err := range r.Events(p.At) {
 		if err != nil {
 			p.Missing["events"] = err.Error()
 			break
 		}
-		var e struct {
-			truncation
-			Name string `json:"name"`
-		}
+		var e eventLine
 		if json.Unmarshal(raw, &e) != nil {
 			counts[EventCount{Type: "unknown"}]++
 			continue
@@ -177,7 +178,9 @@ func (p *Page) readEvents(r *record.Reader) {
 			continue
 		}
 		counts[EventCount{Type: e.Type, Name: e.Name}]++
+		t.add(&e)
 	}
+	p.Talk, p.TalkLeft = t.entries, t.left
 	for k, n := range counts {
 		p.Events = append(p.Events, EventCount{k.Type, k.Name, n})
 	}

@@ -5,11 +5,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"assay/fault"
 	"assay/internal/dash"
 	"assay/internal/discover"
 	"assay/record"
 	"assay/ref"
 	"assay/report"
+	"assay/report/atif"
 	"assay/report/showjson"
 	"assay/report/terminal"
 )
@@ -21,6 +23,7 @@ type showOptions struct {
 	record      string
 	latest      bool
 	json, all   bool
+	format      string
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -34,10 +37,14 @@ func (a *app) showCommand() *cobra.Command {
 		Example: "  " + a.w.Name + " show\n" +
 			"  " + a.w.Name + " show @1h2k9d0q3v5zx\n" +
 			"  " + a.w.Name + " show --run 06h2vfdxjar0fvbezs9vftrnxr --page attempt-06h2vfdxjvt7b4hct6qvjxgxg8\n" +
-			"  " + a.w.Name + " show --json --latest",
+			"  " + a.w.Name + " show --json --latest\n" +
+			"  " + a.w.Name + " show @1h2k9d0q3v5zx --format atif > trajectory.json",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			o.target.Locator = first(args)
+			if err := o.formatted(); err != nil {
+				return err
+			}
 			return a.show(c.Context(), o)
 		},
 	}
@@ -46,10 +53,25 @@ func (a *app) showCommand() *cobra.Command {
 	f.StringVar(&o.target.Page, "page", "", "a page of a run: attempt-<attemptId>")
 	f.StringArrayVar(&o.experiments, "experiment", nil, "only this experiment (repeatable)")
 	f.BoolVar(&o.latest, "latest", false, "the newest completed run of each experiment")
-	f.BoolVar(&o.json, "json", false, "one JSON document")
+	f.BoolVar(&o.json, "json", false, "one JSON document, like --format json")
+	f.StringVar(&o.format, "format", "", "text, json, or atif (one attempt's trajectory, ATIF v1.7)")
 	f.BoolVar(&o.all, "all", false, "list every one of equal failures")
 	f.StringVar(&o.record, "record", "", "folder of the record")
 	return c
+}
+
+// formatted settles --format and --json.
+func (o *showOptions) formatted() error {
+	switch o.format {
+	case "", "text", "json", "atif":
+	default:
+		return fault.Configf("usage", "use text, json or atif", "no format %q", o.format)
+	}
+	if o.json && o.format != "" && o.format != "json" {
+		return fault.Configf("usage", "give one of them", "--json and --format %s contradict each other", o.format)
+	}
+	o.json = o.json || o.format == "json"
+	return nil
 }
 
 // results is the record root of the project, for those who only read it. A
@@ -89,6 +111,16 @@ func (a *app) show(ctx context.Context, o showOptions) error {
 	at, single, err := report.Resolve(ctx, r, o.target)
 	if err != nil {
 		return err
+	}
+	if o.format == "atif" {
+		if !single {
+			return fault.Configf("usage", "name an attempt: `"+a.w.Name+" show @locator --format atif`", "--format atif writes the trajectory of one attempt")
+		}
+		one, err := r.Attempt(at)
+		if err != nil {
+			return err
+		}
+		return a.wrote(atif.Write(a.p.Stdout, one, r.Events(at)))
 	}
 	stdout := fileOf(a.p.Stdout)
 	_, noColor := a.p.Env("NO_COLOR")

@@ -18,7 +18,6 @@ import (
 
 // The bounds of one page; the record holds the rest.
 const (
-	maxTurnLines    = 12
 	maxOutputLines  = 15
 	maxDetailLines  = 20
 	maxDiffLines    = 200 // of one file
@@ -50,7 +49,7 @@ func Page(w io.Writer, pg *report.Page, o Options) error {
 	}
 	p.facts(a.Facts)
 	p.phases(a.Phases)
-	p.turns(a.Turns)
+	p.conversation(pg)
 	p.commands(pg)
 	p.diff(pg)
 	p.events(pg)
@@ -179,35 +178,6 @@ func (p *printer) phases(phases []record.Phase) {
 		rows[i] = []string{clean(ph.Name), "at " + duration(ph.StartMS), duration(ph.MS), clean(ph.Outcome)}
 	}
 	p.table(rows, nil)
-}
-
-func (p *printer) turns(turns []record.Turn) {
-	if len(turns) == 0 {
-		return
-	}
-	p.heading("TURNS")
-	for _, t := range turns {
-		status := t.Status
-		if status == "" {
-			status = "send failed"
-		}
-		line := fmt.Sprintf("  turn %d", t.Turn)
-		if t.Session > 1 {
-			line += fmt.Sprintf(" of session %d", t.Session)
-		}
-		line += "  " + clean(status) + "  " + duration(t.MS)
-		if t.Exit != nil {
-			line += fmt.Sprintf("  exit %d", *t.Exit)
-		}
-		if t.StopReason != "" {
-			line += "  " + clean(t.StopReason)
-		}
-		p.line(line)
-		p.block("    > ", t.Prompt, maxTurnLines, false)
-		if t.Reply != "" {
-			p.block("    < ", t.Reply, maxTurnLines, false)
-		}
-	}
 }
 
 func (p *printer) commands(pg *report.Page) {
@@ -414,8 +384,18 @@ func (p *printer) sandboxBlock(s *record.Sandbox) {
 }
 
 func (p *printer) usage(a *record.Attempt) {
+	text := usageLine(a.Usage, a.CostUSD)
+	if text == "" {
+		return
+	}
+	p.heading("USAGE")
+	p.line("  ", text)
+}
+
+// usageLine tells what was reported, and nothing else.
+func usageLine(u *record.Usage, cost *float64) string {
 	var parts []string
-	if u := a.Usage; u != nil {
+	if u != nil {
 		for _, b := range []struct {
 			name string
 			n    *int64
@@ -431,13 +411,12 @@ func (p *printer) usage(a *record.Attempt) {
 				parts = append(parts, fmt.Sprintf("%s %d", b.name, *b.n))
 			}
 		}
+		if cost == nil {
+			cost = u.CostUSD
+		}
 	}
-	if a.CostUSD != nil {
-		parts = append(parts, "cost "+money(*a.CostUSD))
+	if cost != nil {
+		parts = append(parts, "cost "+money(*cost))
 	}
-	if len(parts) == 0 {
-		return
-	}
-	p.heading("USAGE")
-	p.line("  ", strings.Join(parts, ", "))
+	return strings.Join(parts, ", ")
 }
