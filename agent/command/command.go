@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"assay/agent"
+	"assay/agent/internal/coding"
 	"assay/fault"
 	"assay/internal/archive"
 	"assay/sandbox"
@@ -169,8 +170,8 @@ func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agen
 		return agent.Turn{}, &agent.SendError{Acceptance: agent.Rejected, Err: err}
 	}
 	given := path.Join(s.Scratch, fmt.Sprintf("files-%d", in.Turn))
-	for _, f := range in.Files {
-		if err := s.Sandbox.UploadFile(ctx, f, path.Join(given, filepath.Base(f))); err != nil {
+	for i, name := range coding.FileNames(in.Files) {
+		if err := s.Sandbox.UploadFile(ctx, in.Files[i], path.Join(given, name)); err != nil {
 			return agent.Turn{}, &agent.SendError{Acceptance: agent.Rejected, Err: err}
 		}
 	}

@@ -209,6 +209,27 @@ func TestFilesOfAMessage(t *testing.T) {
 	}
 }
 
+// Files of different folders with one name do not overwrite each other.
+func TestFilesWithOneName(t *testing.T) {
+	dir := t.TempDir()
+	var files []string
+	for _, name := range []string{"a/n.txt", "b/n.txt", "c/n-2.txt", "d/n.txt"} {
+		p := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, p)
+	}
+	a := command.Agent{Run: `cd "$ASSAY_FILES_DIR" && for f in *; do echo "$f=$(cat "$f")"; done`}
+	turn := send(t, a, session(t, a), agent.Input{Turn: 1, Files: files})
+	if want := "n-2.txt=c/n-2.txt\nn-3.txt=b/n.txt\nn-4.txt=d/n.txt\nn.txt=a/n.txt"; turn.Message != want {
+		t.Errorf("%q, want %q", turn.Message, want)
+	}
+}
+
 func TestEnvironment(t *testing.T) {
 	a := playing(t, "env")
 	a.Env["EXTRA"] = "x y"

@@ -72,6 +72,7 @@ func Run(ctx context.Context, s *agent.Session, p Process, parser Parser) Ran {
 	if w.stall == 0 {
 		w.stall = DefaultStall
 	}
+	parser.Script().Now = time.Now
 	w.lines = lines{limit: agent.MaxEventLine, each: parser.Line, long: parser.Script().Bad}
 	w.begin()
 	res, err := s.Sandbox.RunCommand(ctx, p.Argv, sandbox.CommandOptions{
@@ -186,9 +187,9 @@ func (w *watch) end() {
 // agent, outside of the workdir, and named at its end.
 func Message(ctx context.Context, s *agent.Session, in agent.Input) (string, error) {
 	text := in.Text
-	for i, f := range in.Files {
-		at := path.Join(s.Scratch, "files", strconv.Itoa(in.Turn), filepath.Base(f))
-		if err := s.Sandbox.UploadFile(ctx, f, at); err != nil {
+	for i, name := range FileNames(in.Files) {
+		at := path.Join(s.Scratch, "files", strconv.Itoa(in.Turn), name)
+		if err := s.Sandbox.UploadFile(ctx, in.Files[i], at); err != nil {
 			return "", &agent.SendError{Acceptance: agent.Rejected, Err: err}
 		}
 		if i == 0 {
@@ -197,4 +198,29 @@ func Message(ctx context.Context, s *agent.Session, in agent.Input) (string, err
 		text += "\n" + at
 	}
 	return text, nil
+}
+
+// FileNames are the names under which files of a message lie side by side in one
+// folder: their own, and with a number before the extension where several have
+// the same.
+func FileNames(files []string) []string {
+	names := make([]string, len(files))
+	taken := map[string]bool{}
+	for _, f := range files {
+		taken[filepath.Base(f)] = true
+	}
+	first := map[string]bool{}
+	for i, f := range files {
+		name := filepath.Base(f)
+		if !first[name] {
+			first[name], names[i] = true, name
+			continue
+		}
+		ext := filepath.Ext(name)
+		for n := 2; taken[name]; n++ {
+			name = fmt.Sprintf("%s-%d%s", strings.TrimSuffix(filepath.Base(f), ext), n, ext)
+		}
+		taken[name], names[i] = true, name
+	}
+	return names
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"assay/agent"
@@ -26,6 +27,8 @@ type Transcript struct {
 	// Answered is true once the model produced anything: text, thinking or a
 	// call. Until then the service provably did not accept the message.
 	Answered bool
+	// Now, when set, gives the time of events that tell none.
+	Now func() time.Time
 
 	open    map[string]int // operations that run, by id
 	bytes   int
@@ -36,6 +39,9 @@ type Transcript struct {
 
 // Add appends an event and keeps the books about operations and messages.
 func (t *Transcript) Add(e agent.Event) {
+	if e.At.IsZero() && t.Now != nil {
+		e.At = t.Now()
+	}
 	switch e.Type {
 	case agent.MessageEvent:
 		if e.Role == "assistant" {
