@@ -11,6 +11,7 @@ import (
 	"assay/agent/opencode"
 	"assay/agent/script"
 	"assay/sandbox"
+	"assay/sandbox/compose"
 	"assay/sandbox/docker"
 	"assay/sandbox/e2b"
 	"assay/sandbox/fake"
@@ -21,7 +22,7 @@ import (
 
 // Sandboxes are the providers that files may name.
 func Sandboxes() *sandbox.Registry {
-	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), local.Definition(), native.Definition(), e2b.Definition(), vercel.Definition(), fake.Definition())
+	return sandbox.NewRegistry(docker.Definition(), docker.PodmanDefinition(), compose.Definition(), local.Definition(), native.Definition(), e2b.Definition(), vercel.Definition(), fake.Definition())
 }
 
 // Agents are the agents that files may name.
