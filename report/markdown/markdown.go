@@ -42,7 +42,7 @@ type Summary struct {
 
 // row is one experiment.
 type row struct {
-	agent, model, sandbox                             string
+	agent, model                                      string
 	passed, failed, errored, skipped, notRun, carried int
 	cost                                              float64
 	costs                                             int // attempts whose cost is known
@@ -68,7 +68,7 @@ func (s *Summary) Handle(e event.Event) {
 		s.begun = e.Time
 		for _, x := range e.Experiments {
 			r := s.row(x.ID)
-			r.agent, r.model, r.sandbox = x.Agent, x.Model, x.Sandbox
+			r.agent, r.model = x.Agent, x.Model
 		}
 	case event.Check:
 		if e.Status == event.Broken {
@@ -191,8 +191,8 @@ func (s *Summary) table(b *strings.Builder) {
 	if len(s.order) == 0 {
 		return
 	}
-	b.WriteString("\n| experiment | agent | sandbox | passed | failed | errored | skipped | not run | pass rate | cost |\n")
-	b.WriteString("|---|---|---|---:|---:|---:|---:|---:|---:|---:|\n")
+	b.WriteString("\n| experiment | agent | passed | failed | errored | skipped | not run | pass rate | cost |\n")
+	b.WriteString("|---|---|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, id := range s.order {
 		r := s.rows[id]
 		// What could not be measured is in no rate.
@@ -212,7 +212,7 @@ func (s *Summary) table(b *strings.Builder) {
 		if r.carried > 0 {
 			name += fmt.Sprintf(" (%d carried)", r.carried)
 		}
-		fmt.Fprintf(b, "| %s | %s | %s | %d | %d | %d | %d | %d | %s | %s |\n", name, cell(agent, maxCell), cell(r.sandbox, maxCell),
+		fmt.Fprintf(b, "| %s | %s | %d | %d | %d | %d | %d | %s | %s |\n", name, cell(agent, maxCell),
 			r.passed, r.failed, r.errored, r.skipped, r.notRun, rate, cost)
 	}
 }
