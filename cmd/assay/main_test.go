@@ -247,7 +247,7 @@ func TestKillAtRandomMoments(t *testing.T) {
 	}
 	sealed, killed := map[string]bool{}, 0
 	for range rounds {
-		cmd := command(t, dir, "exp", "--json")
+		cmd := command(t, dir, "exp", "--json", "--rerun", "all")
 		out := lines(t, cmd)
 		var told []string
 		timer := time.AfterFunc(time.Duration(50+rand.IntN(600))*time.Millisecond, func() { cmd.Process.Signal(syscall.SIGKILL) })
