@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -42,7 +43,10 @@ func CheckAll(ctx context.Context, envs []*plan.Environment, sink event.Sink) er
 	seen := map[sandbox.Provider]bool{}
 	var first []*plan.Environment // of each provider
 	for _, e := range envs {
-		if !seen[e.Provider] {
+		// A provider of an author may be a value that cannot be compared.
+		if !reflect.ValueOf(e.Provider).Comparable() {
+			first = append(first, e)
+		} else if !seen[e.Provider] {
 			seen[e.Provider] = true
 			first = append(first, e)
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"assay/internal/attempt"
 	"assay/internal/event"
@@ -157,7 +158,14 @@ func (l *lanes) conclude() {
 	if len(ordinals) == 0 {
 		return
 	}
-	_ = notes{l.x, "sandbox.release"}.Fact("assay.sandbox.reuse", Reuse{Sandboxes: len(ordinals), Attempts: total})
+	if f, err := record.NewFact(Reuse{Sandboxes: len(ordinals), Attempts: total}, time.Now()); err == nil {
+		l.x.mu.Lock()
+		if l.x.facts == nil {
+			l.x.facts = record.Facts{}
+		}
+		l.x.facts["assay.sandbox.reuse"] = f
+		l.x.mu.Unlock()
+	}
 	l.x.c.o.Sink(event.Notice{Code: "sandbox-reuse", Level: "info", Message: fmt.Sprintf("experiment %s: %s used %s", l.x.x.ID, count(total, "attempt"), count(len(ordinals), "sandbox"))})
 	slices.Sort(suspects)
 	if len(suspects) > 0 {
