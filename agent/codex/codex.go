@@ -129,6 +129,7 @@ func (a Agent) Info() agent.Info {
 	return agent.Info{
 		Name: "codex", Version: a.version(), Harness: a.cli().Harness(), Identity: identity,
 		SecretEnv: append([]string{a.keyEnv()}, a.SecretEnv...), Coverage: coverage(),
+		Files: coding.HostFiles(a.Dir, a.Skills, a.Plugins),
 	}
 }
 

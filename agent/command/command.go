@@ -77,6 +77,12 @@ func (a Agent) Info() agent.Info {
 		Harness:  sandbox.Harness{},
 		Coverage: agent.Coverage{Messages: agent.Complete, Status: agent.Complete},
 	}
+	if a.Files != "" {
+		info.Files = []string{a.Files}
+		if !filepath.IsAbs(a.Files) {
+			info.Files[0] = filepath.Join(a.Dir, a.Files)
+		}
+	}
 	if a.Events != "" {
 		info.Coverage.Events, info.Coverage.Actions, info.Coverage.Usage = agent.Complete, agent.Complete, agent.Complete
 		if !path.IsAbs(a.Events) {
