@@ -22,3 +22,13 @@ type Companion struct {
 type Companioner interface {
 	Companions(ctx context.Context) ([]Companion, error)
 }
+
+// SecretEnv names the variables of the host whose values a start point uses, so
+// that they are masked wherever output is kept or shown. A Spec says so with a
+// method of this name.
+func (t Template) SecretEnv() []string {
+	if s, ok := t.Spec.(interface{ SecretEnv() []string }); ok {
+		return s.SecretEnv()
+	}
+	return nil
+}

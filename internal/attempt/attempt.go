@@ -178,6 +178,7 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 	if err != nil && a.rec.Error == nil {
 		a.fail(a.diagnose(ctx, err))
 	}
+	a.companions(ctx)
 	a.cut = interrupted(ctx)
 	a.sweep()
 	a.conclude(measured, cut)

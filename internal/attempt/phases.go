@@ -141,7 +141,7 @@ func limits(r sandbox.Resources) map[string]any {
 func (a *attempt) loadSecrets() []string {
 	a.secrets = map[string]string{}
 	var values []string
-	for _, name := range append(slices.Clone(a.slot.Settings.SecretEnv), a.info.SecretEnv...) {
+	for _, name := range slices.Concat(a.slot.Settings.SecretEnv, a.info.SecretEnv, a.templateSecrets()) {
 		v, ok := a.env.Secret(name)
 		if !ok {
 			continue

@@ -68,9 +68,6 @@ func (pr *project) check() error {
 		f.service(name, pr.p.Services[name])
 	}
 	f.globals()
-	if len(f.list) == 0 {
-		f.cycle()
-	}
 	return f.err()
 }
 
@@ -360,34 +357,6 @@ func (pr *project) volumes() []string {
 		}
 	}
 	return slices.Sorted(maps.Keys(used))
-}
-
-// cycle refuses services that wait for each other.
-func (f *findings) cycle() {
-	state := map[string]int{} // 1: on the way, 2: done
-	var visit func(name string, way []string) bool
-	visit = func(name string, way []string) bool {
-		switch state[name] {
-		case 1:
-			f.add(name, []string{"depends_on"}, "Break the circle.", "services wait for each other: %s", strings.Join(append(way, name), " → "))
-			return false
-		case 2:
-			return true
-		}
-		state[name] = 1
-		for _, dep := range slices.Sorted(maps.Keys(f.pr.p.Services[name].DependsOn)) {
-			if _, ok := f.pr.p.Services[dep]; ok && !visit(dep, append(way, name)) {
-				return false
-			}
-		}
-		state[name] = 2
-		return true
-	}
-	for _, name := range f.pr.names() {
-		if !visit(name, nil) {
-			return
-		}
-	}
 }
 
 func firstOf(names ...string) string {

@@ -214,12 +214,14 @@ func (s *sources) loadError(err error) error {
 	text := strings.ReplaceAll(err.Error(), s.root+string(filepath.Separator), "")
 	at := s.name(s.files[0].path)
 	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" '\"`:,[]", r) }) {
-		if keys := strings.Split(strings.TrimSuffix(word, "."), "."); len(keys) > 1 {
-			for n := len(keys); n > 1; n-- {
-				if where := s.path(keys[:n]...); where != "" {
-					at = where
-					break
-				}
+		keys := strings.Split(strings.TrimSuffix(word, "."), ".")
+		if len(keys) == 1 {
+			keys = []string{"services", word} // some texts name a service only
+		}
+		for n := len(keys); n > 1; n-- {
+			if where := s.path(keys[:n]...); where != "" {
+				at = where
+				break
 			}
 		}
 	}
