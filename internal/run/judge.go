@@ -32,7 +32,7 @@ type seat struct {
 func seatJudges(ctx context.Context, o Options) bench {
 	b := bench{}
 	incomplete := map[string][]string{}
-	for _, s := range o.Plan.Slots() {
+	for _, s := range o.Plan.Executing() {
 		if s.Judge == nil || s.Action != plan.Execute {
 			continue
 		}
