@@ -60,6 +60,8 @@ type Env struct {
 	Queued time.Time
 	// Lane is set when the slot shares sandboxes with others.
 	Lane *Lane
+	// Keep says what becomes of the sandbox, nil when it is always stopped.
+	Keep *Keeping
 	// Judge is the judge of the slot, nil where it needs none.
 	Judge *judge.Client
 }

@@ -46,6 +46,9 @@ func (a *attempt) create(ctx context.Context) error {
 		Resources: a.slot.Settings.Resources, Network: a.slot.Settings.Network, Lifetime: a.slot.Settings.Lifetime,
 		Timeout: a.slot.Timeout, Notes: notes{a, "sandbox.create"},
 	}
+	if a.env.Keep != nil && lane == nil {
+		req.Keep, req.Owner.Registry = true, a.env.Keep.Registry.Dir
+	}
 	a.rec.Sandbox = a.sandboxRecord(env)
 	a.rec.Sandbox.Use = 1
 	if lane != nil {
@@ -68,7 +71,7 @@ func (a *attempt) create(ctx context.Context) error {
 		return nil
 	}
 	a.driver, a.sb = d, face
-	a.push(undo{phase: "sandbox.stop", code: "sandbox-stop-failed", stop: true, limit: StopLimit, do: func(ctx context.Context) error { return a.sb.Stop(ctx) }})
+	a.push(undo{phase: "sandbox.stop", code: "sandbox-stop-failed", stop: true, limit: a.stopLimit(), do: a.stop})
 	a.rec.Sandbox.ID, a.rec.Sandbox.Workdir = d.ID(), d.Workdir()
 	a.newScratch()
 	if !env.Info.Reset {

@@ -65,7 +65,7 @@ func TestWhatIsCarried(t *testing.T) {
 		{"no identity", record.Passed, 0, plan.Selection{}, func(p *plan.Past) *plan.Past { p.Identity = nil; return p }, "execute stale"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := suite("x", "e", (&keyed{}).from("s"))
+			s := suite("x", "e", (&keyed{info: sandbox.Info{Keep: true}}).from("s"))
 			p := link(t, &s, c.sel)
 			slot := p.Slots()[0]
 			past := with(slot, c.verdict, c.took)

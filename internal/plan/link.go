@@ -15,6 +15,7 @@ import (
 	"assay/agent"
 	"assay/fault"
 	"assay/internal/carry"
+	"assay/internal/lease"
 	"assay/ref"
 	"assay/sandbox"
 )
@@ -139,7 +140,9 @@ func (l *linker) validate() error {
 			l.report("", fault.Configf("sandbox.reuse-max-uses", "Use a positive number, together with sandboxReuse.", "experiment %s limits the uses of a sandbox to %d", x.ID, x.MaxUses))
 		}
 		if x.SharedState != "" {
-			l.report("", fault.Configf("shared-state-unavailable", "Remove sharedState.", "experiment %s asks for sharedState, which this version does not do", x.ID))
+			if err := lease.CheckKey(x.SharedState); err != nil {
+				l.report("", fault.Configf(fault.CodeOf(err), fault.FixOf(err), "experiment %s: %v", x.ID, err))
+			}
 		}
 	}
 	for i := range l.suite.Evals {
@@ -263,6 +266,7 @@ func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval
 	s.Environment = l.environment(ctx, p, name, x, levels[owner])
 	if s.Environment != nil {
 		l.supported(name, s.Settings, s.Environment.Info)
+		l.keepable(name, s.Environment.Info)
 		l.commands(name, levels, e, s.Environment.Info)
 		l.lane(name, &s)
 	}
