@@ -9,9 +9,9 @@ package archtest
 var house = rules{
 	module: "assay",
 	floors: []floor{
-		{"0 words", []string{"fault", "ref"}},
+		{"0 words", []string{"fault", "ref", "images"}},
 		{"0 tools", []string{
-			"expect", "internal/archive", "internal/atomicfile", "internal/modeltest", "internal/proc", "internal/redact", "internal/snapshot",
+			"expect", "internal/archive", "internal/atomicfile", "internal/modeltest", "internal/otlp", "internal/proc", "internal/redact", "internal/snapshot",
 		}},
 		{"0 guest", []string{"internal/guest/..."}},
 		{"1", []string{"sandbox", "record", "judge", "internal/schedule"}},

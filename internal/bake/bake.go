@@ -220,6 +220,13 @@ func tail(log string) string {
 	return strings.Join(lines, "\n")
 }
 
+// Steps runs the slow steps of work outside of a run as a run's are run: repeated
+// while they fail transiently, and named when they fail. tell hears of each stage
+// and its progress.
+func Steps(p sandbox.Provider, tell func(stage, progress string)) sandbox.Steps {
+	return &steps{p: p, tell: tell}
+}
+
 // Oven holds the results of one run.
 type Oven struct {
 	sink  event.Sink

@@ -160,7 +160,8 @@ func contentKey(words ...string) string {
 // order is one image to build.
 type order struct {
 	key, of, tools string
-	modern         bool // the classic builder cannot read it
+	name           string // "" is one of the key
+	modern         bool   // the classic builder cannot read it
 	// input returns what is built, and what is done afterwards.
 	input func(context.Context, *engine) (*imagebuild.Input, func(), error)
 	// sure, where it is set, is asked after the build whether it holds.
@@ -170,7 +171,10 @@ type order struct {
 // built returns the image of an order: one that was built before, by whomever,
 // or a new one. Of all processes of this machine one builds it.
 func (w *making) built(ctx context.Context, stage string, o order) (*image, error) {
-	name := builtRepo + ":" + o.key
+	name := o.name
+	if name == "" {
+		name = builtRepo + ":" + o.key
+	}
 	var img *image
 	err := w.do(ctx, stage, func(ctx context.Context, e *engine) error {
 		var err error

@@ -290,6 +290,7 @@ func (p *Provider) Key(ctx context.Context, t sandbox.Template, h sandbox.Harnes
 
 // fullName is the long form of an image's name.
 func (p *Provider) fullName(name string) string {
+	name = prebuilt(name)
 	if p.kind != Docker {
 		return name
 	}

@@ -64,13 +64,13 @@ func (p *Provider) Prepare(ctx context.Context, t sandbox.Template, h sandbox.Ha
 		img, err = w.dockerfile(ctx, spec, t.Dir)
 	case spec.From != "":
 		w.details["from"] = spec.From
-		if img, err = w.named(ctx, stageFrom, spec.From); err == nil {
+		if img, err = w.named(ctx, stageFrom, prebuilt(spec.From)); err == nil {
 			w.details["fromID"] = img.ID
 			img, err = w.layer(ctx, stageInstall, img, spec.Install, "", spec.From)
 		}
 	default:
-		w.details["image"] = spec.Image
-		img, err = w.named(ctx, stageImage, spec.Image)
+		w.details["image"] = prebuilt(spec.Image)
+		img, err = w.named(ctx, stageImage, prebuilt(spec.Image))
 	}
 	if err == nil && len(h.Install) > 0 && img.labels[harnessLabel] != harnessName(h) {
 		w.details["harness"] = harnessName(h)
@@ -175,6 +175,9 @@ func (p *Provider) lookUp(ctx context.Context, e *engine, ref string, show func(
 	}
 	// The pull holds no place at the gate: it is the network that it waits for.
 	if err := imagebuild.Pull(ctx, e.cli, ref, p.credentials(), show); err != nil {
+		if how := howToGet(ref); how != "" {
+			err = &fault.Error{Class: fault.Config, Code: "sandbox.image-missing", Fix: how, What: ref + " is not on this machine", Err: err}
+		}
 		return nil, "", err
 	}
 	img, err = p.inspectImage(ctx, e, ref)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -274,4 +275,25 @@ func TestATagIsResolvedOncePerRun(t *testing.T) {
 	if n > 1 {
 		t.Errorf("the manifest was asked for %d times", n)
 	}
+}
+
+// npmRegistry is the registry that this machine's npm uses.
+func npmRegistry(t *testing.T) string {
+	t.Helper()
+	testreq.Need(t, "npm")
+	out, err := exec.Command("npm", "config", "get", "registry").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// authorities are the certificate authorities that this machine trusts.
+func authorities(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+	if err != nil {
+		testreq.Missing(t, "ca-certificates", err.Error())
+	}
+	return string(b)
 }

@@ -1,0 +1,158 @@
+package docker
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/moby/moby/client"
+
+	"assay/fault"
+	"assay/images"
+	"assay/internal/testimage"
+	"assay/internal/testreq"
+	"assay/sandbox"
+)
+
+func TestImagesAreListedAndRemoved(t *testing.T) {
+	cli, host := testreq.Engine(t)
+	p, word := provider(t, host), newToken()
+	builtImages(t, cli, word)
+	base := testimage.Slice(t)
+	dir := folder(t, map[string]string{word + "-used": "FROM " + base + "\nRUN echo 1 " + word + "\n", word + "-free": "FROM " + base + "\nRUN echo 2 " + word + "\n"})
+	used, err := prepare(t, p, dir, Spec{Dockerfile: word + "-used", Context: "."}, sandbox.Harness{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	free, err := prepare(t, p, dir, Spec{Dockerfile: word + "-free", Context: "."}, sandbox.Harness{Name: "tool", Version: "1", Install: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := p.Create(limited(t), sandbox.CreateRequest{From: used, Template: sandbox.Template{Provider: p, Spec: Spec{Image: "x"}}, Owner: owner(), Notes: sandbox.Quiet{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := func(i sandbox.StoredImage) bool { return strings.Contains(i.Of, word) }
+	all, err := p.Images(limited(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all = slices.DeleteFunc(all, func(i sandbox.StoredImage) bool { return !mine(i) })
+	if len(all) != 3 { // the one with the tool stands on another
+		t.Fatalf("images %+v", all)
+	}
+	for _, i := range all {
+		if i.Size == 0 || i.Created.IsZero() || i.Used.Before(i.Created) || i.InUse != (i.ID == used.Ref) || (i.ID == free.Ref) != strings.HasSuffix(i.Of, " with tool@1") {
+			t.Errorf("image %+v", i)
+		}
+	}
+	gone, err := p.RemoveImages(limited(t), mine)
+	if err != nil || len(gone) != 2 {
+		t.Errorf("removed %+v, %v", gone, err)
+	}
+	if _, err := cli.ImageInspect(t.Context(), free.Ref); err == nil {
+		t.Error("a removed image is there")
+	}
+	if _, err := cli.ImageInspect(t.Context(), base); err != nil {
+		t.Errorf("what it was built on is gone: %v", err)
+	}
+	if err := d.Stop(limited(t)); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err = p.RemoveImages(limited(t), mine); err != nil || len(gone) != 1 || gone[0].ID != used.Ref {
+		t.Errorf("after the sandbox: %+v, %v", gone, err)
+	}
+}
+
+func TestAPrebuiltEnvironment(t *testing.T) {
+	cli, host := testreq.Engine(t)
+	p := provider(t, host)
+	word := newToken()
+	name := images.Repo + "test-" + word + ":1-r1"
+	builtImages(t, cli, name)
+	r := sandbox.ImageRecipe{Name: name, Tools: "tool@1", Dockerfile: "ARG BASE\nFROM $BASE\nRUN echo " + word + " > /made\n", Args: map[string]string{"BASE": testimage.Slice(t)}}
+	first, err := p.BuildImage(limited(t), r, &steps{})
+	if err != nil || first.Name != name || first.Size == 0 {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	px := newProxy(t, host)
+	again, err := provider(t, px.host()).BuildImage(limited(t), r, &steps{})
+	if err != nil || again.ID != first.ID || slices.Contains(px.requests(), "POST /build") {
+		t.Errorf("again: %+v, %v", again, err)
+	}
+	// Its tools are not installed again.
+	made, err := prepare(t, p, "", Spec{Image: name}, sandbox.Harness{Name: "tool", Version: "1", Install: []string{"exit 1"}})
+	if err != nil || made.Ref != first.ID || made.Details["origin"] != originFound {
+		t.Errorf("%+v, %v", made, err)
+	}
+	if _, err := prepare(t, p, "", Spec{Image: name}, sandbox.Harness{Name: "tool", Version: "2", Install: []string{"exit 1"}}); fault.StageOf(err) != "harness" {
+		t.Errorf("another version: %v", err)
+	}
+	if gone, err := p.RemoveImages(limited(t), func(i sandbox.StoredImage) bool { return i.Name == name }); err != nil || len(gone) != 1 {
+		t.Errorf("removed %+v, %v", gone, err)
+	}
+}
+
+func TestNamesOfPrebuiltEnvironments(t *testing.T) {
+	p := New(Options{})
+	for _, r := range images.All() {
+		short, err := p.Key(t.Context(), sandbox.Template{Spec: Spec{Image: images.Repo + r.Agent}}, sandbox.Harness{})
+		full, err2 := p.Key(t.Context(), sandbox.Template{Spec: Spec{Image: r.Image()}}, sandbox.Harness{})
+		if err != nil || err2 != nil || short != full {
+			t.Errorf("%s: %s and %s, %v, %v", r.Agent, short, full, err, err2)
+		}
+	}
+	if prebuilt("other/codex") != "other/codex" || prebuilt("assay/codex:1") != "assay/codex:1" {
+		t.Error("another image's name was changed")
+	}
+	_, host := testreq.Engine(t)
+	// The engine here may reach no registry, or one that has no such image.
+	if _, err := prepare(t, provider(t, host), "", Spec{Image: images.Bub}, sandbox.Harness{}); err != nil && (fault.ClassOf(err) != fault.Config || fault.FixOf(err) != "Build it with `assay image build bub`.") {
+		t.Errorf("a prebuilt environment that is not there: %v, fix %q", err, fault.FixOf(err))
+	}
+}
+
+// The recipe of an agent with node, on a base that is at hand.
+func TestRecipeOfCodex(t *testing.T) {
+	cli, host := testreq.Engine(t)
+	registry := npmRegistry(t)
+	base := testimage.SliceNode(t)
+	word := newToken()
+	builtImages(t, cli, "assay/codex")
+	p := provider(t, host)
+	r, _ := images.Lookup("codex")
+	_ = word
+	dir := folder(t, map[string]string{"Dockerfile": "FROM " + base + "\nCOPY ca.crt /etc/ssl/certs/ca-certificates.crt\nENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt\n", "ca.crt": authorities(t)})
+	ready, err := prepare(t, p, dir, Spec{Dockerfile: "Dockerfile"}, sandbox.Harness{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := "assay-test/with-ca:" + word
+	if _, err := cli.ImageTag(t.Context(), client.ImageTagOptions{Source: ready.Ref, Target: with}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = cli.ImageRemove(limited(t), with, client.ImageRemoveOptions{Force: true, PruneChildren: true})
+	})
+	made, err := p.BuildImage(limited(t), sandbox.ImageRecipe{Name: r.Image(), Dockerfile: r.Dockerfile, Tools: r.Tools(), Args: map[string]string{"BASE": with, "NPM_REGISTRY": registry}}, &steps{})
+	if err != nil {
+		var l sandbox.Logged
+		if asLogged(err, &l) {
+			t.Log(l.Log())
+		}
+		t.Fatal(err)
+	}
+	from := sandbox.Template{Provider: p, Spec: Spec{Image: images.Codex}}
+	ok, err := p.Prepare(limited(t), from, sandbox.Harness{Name: "codex", Version: r.Version, Install: []string{"exit 1"}}, &steps{})
+	if err != nil || ok.Ref != made.ID {
+		t.Fatalf("%+v, %v", ok, err)
+	}
+	d, err := p.Create(limited(t), sandbox.CreateRequest{From: ok, Template: from, Owner: owner(), Notes: sandbox.Quiet{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Stop(limited(t)) }()
+	if out := run(t, d, "", "codex --version && git --version && touch ~/x && ! command -v claude && env", nil); !strings.Contains(out, r.Version) || strings.Contains(strings.ToLower(out), "assay") {
+		t.Errorf("inside: %s", out)
+	}
+}
