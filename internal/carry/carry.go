@@ -120,7 +120,7 @@ func seal(in []input) *record.Identity {
 }
 
 // maxBrief is how long a value may be to be shown as it is, in bytes.
-const maxBrief = 100
+const maxBrief = 160
 
 // brief is a value for people: itself when it is short, else its digest.
 func brief(text string) string {
