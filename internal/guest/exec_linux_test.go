@@ -35,6 +35,11 @@ func both(t *testing.T, test func(t *testing.T, g *guesttest.Guest)) {
 			test(t, g)
 		})
 	}
+	// Supervisors that are processes of their own, as on other kinds of machines.
+	t.Run("apart", func(t *testing.T) {
+		t.Parallel()
+		test(t, guesttest.StartCommand(t, false, guesttest.Build(t), "--init", "--init-apart"))
+	})
 }
 
 type result struct {

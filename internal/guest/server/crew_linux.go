@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"syscall"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"assay/internal/guest/supervise"
+	"assay/internal/guest/wire"
 )
 
 // maxIdle is how many supervisors are kept for later commands. There is one from
@@ -28,15 +30,25 @@ type crew struct {
 	pids   map[int]*supervisor
 	closed bool
 	filler bool
+	apart  bool // no keepers: supervisors are processes with memory of their own
 }
 
+// supervisor is the process that has a command, or with spare waits for one.
 type supervisor struct {
-	pid  int
-	link *supervise.Link
+	pid   int
+	link  tie
+	spare *supervise.Link
 }
 
-func newCrew(r *reaper) *crew {
-	return &crew{reaper: r, idle: make(chan *supervisor, maxIdle), pids: map[int]*supervisor{}}
+// tie is how a supervisor is spoken to; see supervise.Link.
+type tie interface {
+	Kill(grace time.Duration) error
+	Next() (supervise.Event, error)
+	Close()
+}
+
+func newCrew(r *reaper, apart bool) *crew {
+	return &crew{reaper: r, idle: make(chan *supervisor, maxIdle), pids: map[int]*supervisor{}, apart: apart || !supervise.Keeping()}
 }
 
 // hire returns a supervisor that has nothing to do yet.
@@ -63,7 +75,7 @@ func (c *crew) release(s *supervisor) {
 func (c *crew) fill() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.filler || c.closed || len(c.idle) > 0 {
+	if !c.apart || c.filler || c.closed || len(c.idle) > 0 {
 		return
 	}
 	c.filler = true
@@ -93,28 +105,70 @@ func (c *crew) recruit() (*supervisor, error) {
 	defer out.Close()
 	// The link names the running program, whatever happened to its file.
 	pid, over, err := c.reaper.start("/proc/self/exe", []string{supervise.ProcessName, supervise.SessionArg}, &syscall.ProcAttr{
-		Env:   []string{},
+		Env:   []string{"GOMAXPROCS=1"},
 		Files: []uintptr{in.Fd(), out.Fd(), out.Fd(), far.Fd()},
 	})
 	if err != nil {
 		link.Close()
 		return nil, err
 	}
-	s := &supervisor{pid: pid, link: link}
+	s := &supervisor{pid: pid, link: link, spare: link}
+	c.enlist(s, over)
+	return s, nil
+}
+
+// enlist remembers a supervisor until it has ended.
+func (c *crew) enlist(s *supervisor, over <-chan unix.WaitStatus) {
 	c.mu.Lock()
-	c.pids[pid] = s
+	c.pids[s.pid] = s
 	closed := c.closed
 	c.mu.Unlock()
 	if closed {
-		link.Close()
+		s.link.Close()
 	}
 	go func() {
 		<-over
 		c.mu.Lock()
-		delete(c.pids, pid)
+		delete(c.pids, s.pid)
 		c.mu.Unlock()
 	}()
+}
+
+// keep gives a command to a keeper.
+func (c *crew) keep(req *wire.ExecRequest, files [3]*os.File) (*supervisor, error) {
+	s := &supervisor{}
+	var over <-chan unix.WaitStatus
+	k, err := supervise.Keep(req, files, func(begin func() (int, error)) (err error) {
+		s.pid, over, err = c.reaper.adopt(begin)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.link = k
+	c.enlist(s, over)
+	if k.Unfit() {
+		k.Close()
+		return nil, errUnfit
+	}
 	return s, nil
+}
+
+// errUnfit says that keepers do not work here.
+var errUnfit = errors.New("no keepers")
+
+// keeping says whether commands go to keepers.
+func (c *crew) keeping() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.apart
+}
+
+// part gives keepers up.
+func (c *crew) part() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.apart = true
 }
 
 // dismiss closes all links: each supervisor kills its tree and ends.

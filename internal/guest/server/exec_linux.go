@@ -57,12 +57,19 @@ func (s *server) exec(st *wire.Stream, req *wire.ExecRequest) wire.Message {
 // waited is replaced; a command that a supervisor may have got is never given to
 // a second one.
 func (s *server) dispatch(req *wire.ExecRequest, files [3]*os.File) (*supervisor, error) {
+	if s.crew.keeping() {
+		sup, err := s.crew.keep(req, files)
+		if !errors.Is(err, errUnfit) {
+			return sup, err
+		}
+		s.crew.part()
+	}
 	for {
 		sup, err := s.crew.hire()
 		if err != nil {
 			return nil, err
 		}
-		err = sup.link.Start(req, files)
+		err = sup.spare.Start(req, files)
 		if err == nil {
 			return sup, nil
 		}
@@ -74,7 +81,7 @@ func (s *server) dispatch(req *wire.ExecRequest, files [3]*os.File) (*supervisor
 			if sup, err = s.crew.recruit(); err != nil {
 				return nil, err
 			}
-			return sup, sup.link.Start(req, files)
+			return sup, sup.spare.Start(req, files)
 		}
 	}
 }
@@ -83,7 +90,7 @@ func (s *server) dispatch(req *wire.ExecRequest, files [3]*os.File) (*supervisor
 type command struct {
 	s    *server
 	st   *wire.Stream
-	link *supervise.Link
+	link tie
 	// orphans is the reaper's count from before the start.
 	orphans int
 	leader  int

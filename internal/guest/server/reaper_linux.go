@@ -60,16 +60,21 @@ func (r *reaper) reap() {
 	}
 }
 
-// start starts a program; its status arrives on the channel. The lock keeps the
-// child from being reaped before anybody waits for it.
-func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan unix.WaitStatus, error) {
+// adopt calls start, which makes a child; its status arrives on the channel.
+func (r *reaper) adopt(start func() (int, error)) (int, <-chan unix.WaitStatus, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	pid, err := syscall.ForkExec(path, argv, attr)
+	pid, err := start()
 	if err != nil {
 		return 0, nil, err
 	}
 	return pid, r.wait(pid), nil
+}
+
+// start starts a program; its status arrives on the channel. The lock keeps the
+// child from being reaped before anybody waits for it.
+func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan unix.WaitStatus, error) {
+	return r.adopt(func() (int, error) { return syscall.ForkExec(path, argv, attr) })
 }
 
 // orphans returns how many orphans were reaped so far.

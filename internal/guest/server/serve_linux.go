@@ -45,7 +45,7 @@ func serve(o Options) int {
 	}
 	s := &server{ledger: o.Ledger, first: os.Getpid() == 1, order: make(chan struct{}), life: life{expired: make(chan struct{})}}
 	s.reaper = newReaper()
-	s.crew = newCrew(s.reaper)
+	s.crew = newCrew(s.reaper, o.Apart)
 	s.oom.open()
 	s.crew.fill() // ready by the time the first command is here
 	s.conn = wire.NewConn(stdio{o.In, o.Out}, s.accept)
@@ -106,9 +106,11 @@ func (s *server) handle(st *wire.Stream, op wire.Op, body []byte) {
 		req := &wire.ExecRequest{}
 		run(st, body, req, func() wire.Message { return s.exec(st, req) })
 	case wire.OpPut:
+		defer widen()()
 		req := &wire.PutRequest{}
 		run(st, body, req, func() wire.Message { return put(st, req) })
 	case wire.OpGet:
+		defer widen()()
 		req := &wire.GetRequest{}
 		run(st, body, req, func() wire.Message { return get(st, req) })
 	case wire.OpStat:
@@ -125,6 +127,7 @@ func (s *server) handle(st *wire.Stream, op wire.Op, body []byte) {
 	case wire.OpPorts:
 		run(st, body, &wire.Empty{}, func() wire.Message { return ports() })
 	case wire.OpLedger:
+		defer widen()()
 		run(st, body, &wire.Empty{}, func() wire.Message { return s.serveLedger(st) })
 	case wire.OpDigest:
 		req := &wire.Names{}
@@ -144,6 +147,15 @@ func (s *server) handle(st *wire.Stream, op wire.Op, body []byte) {
 	default:
 		_ = st.SendReply(&wire.Result{Code: wire.CodeUnimplemented, What: "unknown operation"})
 	}
+}
+
+// long is when an operation is taken for one that has much to read.
+const long = 20 * time.Millisecond
+
+// widen lets this process, which starts with one processor, use all of them once
+// an operation takes long. The caller calls the result at its end.
+func widen() func() bool {
+	return time.AfterFunc(long, func() { runtime.GOMAXPROCS(runtime.NumCPU()) }).Stop
 }
 
 // run decodes a request, carries it out and sends the reply, unless do has sent

@@ -22,6 +22,8 @@ import (
 const (
 	ServeArg  = "--init"
 	LedgerArg = "--init-ledger"
+	// ApartArg after ServeArg is Options.Apart.
+	ApartArg = "--init-apart"
 )
 
 // Ledger answers one request of the change ledger by writing to w.
@@ -32,6 +34,9 @@ type Options struct {
 	In, Out, Err *os.File // standard input, output and error of the process
 	// Ledger serves ledger requests; nil refuses them.
 	Ledger Ledger
+	// Apart gives commands to supervisors with memory of their own also where
+	// they could share that of the server.
+	Apart bool
 }
 
 // Maybe runs guest mode when args, the whole command line, ask for it: server,
@@ -43,6 +48,7 @@ func Maybe(args []string, o Options) (ran bool, code int) {
 	}
 	switch args[1] {
 	case ServeArg:
+		o.Apart = o.Apart || len(args) > 2 && args[2] == ApartArg
 		return true, serve(o)
 	case enter.Arg:
 		if !enter.Run(args, []string{supervise.ProcessName, ServeArg}) {
@@ -52,6 +58,8 @@ func Maybe(args []string, o Options) (ran bool, code int) {
 		return true, serve(o)
 	case supervise.SessionArg:
 		return true, session()
+	case supervise.EndArg:
+		return true, supervise.End()
 	case LedgerArg:
 		return true, ledgerOnce(o)
 	case relay.AttachArg:

@@ -103,17 +103,17 @@ func Descendants(ps []Proc, root int) []Proc {
 	return out
 }
 
-// signalTree sends sig to all descendants of this process, once, and to the
-// process groups that they form. A group signal reaches members that fork at
+// signalTree sends sig to all descendants of root, which is this process or a
+// keeper of it, once, and to the process groups that they form. A group signal reaches members that fork at
 // this moment, which a list of pids cannot.
-func signalTree(sig unix.Signal) {
+func signalTree(root int, sig unix.Signal) {
 	ps, err := Scan()
 	if err != nil {
 		return // without /proc the caller's wait does not end, and nothing is claimed
 	}
 	own := unix.Getpgrp()
 	groups := map[int]bool{}
-	for _, p := range Descendants(ps, os.Getpid()) {
+	for _, p := range Descendants(ps, root) {
 		if !p.Alive() {
 			continue
 		}

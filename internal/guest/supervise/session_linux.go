@@ -5,7 +5,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/signal"
 	"runtime"
 	"sync"
 	"syscall"
@@ -22,15 +21,38 @@ import (
 // what it starts, orphans of its descendants become its children, and its name
 // says nothing.
 func Harden(firstFD int) error {
-	// Handlers, unlike ignored signals, do not pass to started commands.
-	signal.Notify(make(chan os.Signal, 1))
-	_ = unix.CloseRange(uint(firstFD), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) // before Linux 5.11 only Go's own descriptors are safe
+	if err := endure(); err != nil {
+		return err
+	}
+	// Before Linux 5.11 only Go's own descriptors are safe.
+	closesRanges = unix.CloseRange(uint(firstFD), math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil
+	if _, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_BLOCK, 0, uintptr(unsafe.Pointer(&startMask)), unsafe.Sizeof(startMask), 0, 0); errno != 0 {
+		return errno
+	}
 	name := append([]byte(ProcessName), 0)
 	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0) // looks only
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+}
+
+// What Harden found: whether ranges of descriptors can be closed, and the blocked
+// signals.
+var (
+	closesRanges bool
+	startMask    uint64
+)
+
+// End kills everything below this process and returns when nothing is left.
+func End() int {
+	for {
+		signalTree(os.Getpid(), unix.SIGKILL)
+		if childless() {
+			return 0
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
 }
 
 // Session is the life of a supervisor whose control socket is descriptor 3. It
@@ -185,7 +207,7 @@ func childless() bool {
 // kill ends the tree; wait notices when nothing is left.
 func (o *order) kill(grace time.Duration) {
 	if grace > 0 {
-		signalTree(unix.SIGTERM)
+		signalTree(os.Getpid(), unix.SIGTERM)
 		t := time.NewTimer(grace)
 		defer t.Stop()
 		select {
@@ -199,7 +221,7 @@ func (o *order) kill(grace time.Duration) {
 	pause := time.NewTicker(2 * time.Millisecond)
 	defer pause.Stop()
 	for {
-		signalTree(unix.SIGKILL)
+		signalTree(os.Getpid(), unix.SIGKILL)
 		select {
 		case <-o.reaped:
 		case <-pause.C:
