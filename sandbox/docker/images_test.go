@@ -1,9 +1,11 @@
 package docker
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/moby/moby/client"
 
@@ -112,47 +114,60 @@ func TestNamesOfPrebuiltEnvironments(t *testing.T) {
 	}
 }
 
-// The recipe of an agent with node, on a base that is at hand.
-func TestRecipeOfCodex(t *testing.T) {
+// The recipes of the agents that npm distributes, on a base that is at hand.
+func TestRecipes(t *testing.T) {
 	cli, host := testreq.Engine(t)
+	if !testreq.Required("agents") {
+		testreq.Missing(t, "agents", "the real agent CLIs are installed only with ASSAY_REQUIRE=agents")
+	}
 	registry := npmRegistry(t)
-	base := testimage.SliceNode(t)
-	word := newToken()
-	builtImages(t, cli, "assay/codex")
 	p := provider(t, host)
-	r, _ := images.Lookup("codex")
-	_ = word
-	dir := folder(t, map[string]string{"Dockerfile": "FROM " + base + "\nCOPY ca.crt /etc/ssl/certs/ca-certificates.crt\nENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt\n", "ca.crt": authorities(t)})
-	ready, err := prepare(t, p, dir, Spec{Dockerfile: "Dockerfile"}, sandbox.Harness{})
+	dir := folder(t, map[string]string{
+		"with-ca": "FROM " + testimage.SliceNode(t) + "\nCOPY ca.crt /etc/ssl/certs/ca-certificates.crt\nENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt\n",
+		"ca.crt":  authorities(t),
+	})
+	builtImages(t, cli, "with-ca")
+	ready, err := prepare(t, p, dir, Spec{Dockerfile: "with-ca", Context: "."}, sandbox.Harness{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	with := "assay-test/with-ca:" + word
-	if _, err := cli.ImageTag(t.Context(), client.ImageTagOptions{Source: ready.Ref, Target: with}); err != nil {
+	base := "assay-test/with-ca:" + newToken()[:8]
+	if _, err := cli.ImageTag(t.Context(), client.ImageTagOptions{Source: ready.Ref, Target: base}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_, _ = cli.ImageRemove(limited(t), with, client.ImageRemoveOptions{Force: true, PruneChildren: true})
+		_, _ = cli.ImageRemove(context.Background(), base, client.ImageRemoveOptions{}) // the image itself goes with the built ones
 	})
-	made, err := p.BuildImage(limited(t), sandbox.ImageRecipe{Name: r.Image(), Dockerfile: r.Dockerfile, Tools: r.Tools(), Args: map[string]string{"BASE": with, "NPM_REGISTRY": registry}}, &steps{})
-	if err != nil {
-		var l sandbox.Logged
-		if asLogged(err, &l) {
-			t.Log(l.Log())
-		}
-		t.Fatal(err)
-	}
-	from := sandbox.Template{Provider: p, Spec: Spec{Image: images.Codex}}
-	ok, err := p.Prepare(limited(t), from, sandbox.Harness{Name: "codex", Version: r.Version, Install: []string{"exit 1"}}, &steps{})
-	if err != nil || ok.Ref != made.ID {
-		t.Fatalf("%+v, %v", ok, err)
-	}
-	d, err := p.Create(limited(t), sandbox.CreateRequest{From: ok, Template: from, Owner: owner(), Notes: sandbox.Quiet{}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = d.Stop(limited(t)) }()
-	if out := run(t, d, "", "codex --version && git --version && touch ~/x && ! command -v claude && env", nil); !strings.Contains(out, r.Version) || strings.Contains(strings.ToLower(out), "assay") {
-		t.Errorf("inside: %s", out)
+	for agent, c := range map[string]struct{ command, other, user string }{"codex": {"codex", "claude", "root"}, "claude-code": {"claude", "codex", "node"}} {
+		t.Run(agent, func(t *testing.T) {
+			r, _ := images.Lookup(agent)
+			builtImages(t, cli, r.Image())
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			defer cancel()
+			made, err := p.BuildImage(ctx, sandbox.ImageRecipe{Name: r.Image(), Dockerfile: r.Dockerfile, Tools: r.Tools(), Args: map[string]string{"BASE": base, "NPM_REGISTRY": registry}}, &steps{})
+			if err != nil {
+				var l sandbox.Logged
+				if asLogged(err, &l) {
+					t.Log(l.Log())
+				}
+				t.Fatal(err)
+			}
+			from := sandbox.Template{Provider: p, Spec: Spec{Image: images.Repo + agent}}
+			ok, err := p.Prepare(ctx, from, sandbox.Harness{Name: agent, Version: r.Version, Install: []string{"exit 1"}}, &steps{})
+			if err != nil || ok.Ref != made.ID {
+				t.Fatalf("%+v, %v", ok, err)
+			}
+			d, err := p.Create(ctx, sandbox.CreateRequest{From: ok, Template: from, Owner: owner(), Notes: sandbox.Quiet{}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = d.Stop(limited(t)) }()
+			// The run's user can write at home and install further tools.
+			out := run(t, d, "", c.command+" --version && git --version && id -un && touch ~/x && ! command -v "+c.other+
+				" && npm install -g --registry="+registry+" --silent is-number@7.0.0 && npm ls -g --depth=0 && env", nil)
+			if !strings.Contains(out, r.Version) || !strings.Contains(out, "\n"+c.user+"\n") || !strings.Contains(out, "is-number@7.0.0") || strings.Contains(strings.ToLower(out), "assay") {
+				t.Errorf("inside: %s", out)
+			}
+		})
 	}
 }
