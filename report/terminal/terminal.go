@@ -189,7 +189,7 @@ func Summary(w io.Writer, m *report.Model, o Options) error {
 		if i > 0 {
 			p.line()
 		}
-		p.run(r)
+		p.run(r, len(m.Runs) == 1 || o.All)
 	}
 	p.groups(m.Groups)
 	if len(m.Problems) > 0 {
@@ -220,7 +220,7 @@ func firstFailure(m *report.Model) string {
 	return ""
 }
 
-func (p *printer) run(r *report.Run) {
+func (p *printer) run(r *report.Run, whole bool) {
 	state := string(r.Completion)
 	if state == "" {
 		state = string(r.Status)
@@ -246,6 +246,7 @@ func (p *printer) run(r *report.Run) {
 		}
 		return cell
 	})
+	p.lanes(r.Lanes(), whole)
 	for _, d := range r.Diagnostics {
 		p.diagnostic(d)
 	}
