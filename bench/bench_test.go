@@ -225,7 +225,7 @@ func BenchmarkFake100(b *testing.B) {
 
 // attemptsOf runs n trivial attempts in this process, width at a time, and
 // returns how long they took.
-func attemptsOf(b *testing.B, layer sandbox.Layer, n, width int) time.Duration {
+func attemptsOf(b *testing.B, layer sandbox.Layer, n, width int, change ...func(*assay.Experiment)) time.Duration {
 	b.Helper()
 	suite := &assay.Suite{
 		Experiments: []assay.Experiment{{ID: "x", Sandbox: layer, Attempts: n, Agent: script.Agent{Turns: []script.Turn{{Commands: []string{"echo hi > out.txt"}}}}}},
@@ -233,6 +233,9 @@ func attemptsOf(b *testing.B, layer sandbox.Layer, n, width int) time.Duration {
 			{Run: &assay.RunCheck{Command: sandbox.Command{Shell: "test -f out.txt"}}},
 			{Changed: "out.txt"},
 		}}},
+	}
+	for _, f := range change {
+		f(&suite.Experiments[0])
 	}
 	ctx := context.Background()
 	p, err := plan.Link(ctx, suite, plan.Selection{MaxConcurrency: width}, nil)
