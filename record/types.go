@@ -91,6 +91,16 @@ type End struct {
 	Error       *ErrorInfo   `json:"error,omitempty"`
 	// NotRun tells for each slot without a result why there is none.
 	NotRun []NotRunSlot `json:"notRun,omitempty"`
+	// Hooks are the experiment's own hooks that ran, in order: one that is
+	// missing was not entered.
+	Hooks []Hook `json:"hooks,omitempty"`
+}
+
+// Hook is one run of an experiment's own hook on the host.
+type Hook struct {
+	Name    string `json:"name"`    // "setup" or "teardown"
+	Outcome string `json:"outcome"` // "done" or "failed"
+	MS      int64  `json:"ms"`
 }
 
 // NotRunSlot is a slot that got no attempt, or whose attempt was interrupted.

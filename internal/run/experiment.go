@@ -10,6 +10,7 @@ import (
 	"assay/internal/attempt"
 	"assay/internal/bake"
 	"assay/internal/event"
+	"assay/internal/lease"
 	"assay/internal/plan"
 	"assay/internal/redact"
 	"assay/record"
@@ -77,9 +78,10 @@ type experiment struct {
 	closing sync.WaitGroup // of shared sandboxes that nobody comes for any more
 
 	setupOnce    sync.Once
-	setupDone    chan struct{}
+	setupDone    chan struct{} // closed when setup is over, nil when nobody asked for it
 	setupErr     error
 	setupEntered bool
+	lease        *lease.Lease // of the shared state
 
 	mu        sync.Mutex
 	left      int // slots that have not ended
@@ -93,6 +95,8 @@ type experiment struct {
 	facts     record.Facts
 	err       *record.ErrorInfo
 	sealed    bool // the run has ended: late feedback is ignored
+	ran       []record.Hook
+	uncleaned string // what may have left the shared state half changed
 }
 
 // evalState is what is known of one eval of a run.
@@ -173,6 +177,7 @@ func (x *experiment) ended(s *plan.Slot) {
 			x.closing.Wait()
 			x.lanes.conclude()
 			x.teardown()
+			x.letGo()
 		})
 	}
 }
@@ -188,12 +193,12 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 		x.unjudged(s, err)
 		return
 	}
-	if err := x.setup(ctx, yield); err != nil {
+	if err := x.setup(ctx, s.Ref, yield); err != nil {
 		if fault.Cause(ctx) != nil {
 			x.notRun(s, "interrupted", "")
 			return
 		}
-		x.conclude(s, attempt.Result{Stillborn: true, Sealed: x.stillborn(s, &fault.Error{Class: fault.ClassOf(err), Code: "experiment-setup-failed", Stage: "experiment.setup", Fix: fault.FixOf(err), What: "setup of experiment " + string(x.x.ID), Err: err}, nil)})
+		x.conclude(s, attempt.Result{Stillborn: true, Sealed: x.stillborn(s, &fault.Error{Class: fault.ClassOf(err), Code: setupCode(err), Stage: "experiment.setup", Fix: fault.FixOf(err), What: "setup of experiment " + string(x.x.ID), Err: err}, nil)})
 		return
 	}
 	// While the setup ran, all other slots came as far as here: what a result
@@ -218,8 +223,9 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 	owner.Run, owner.Experiment = x.id, x.x.ID
 	res := attempt.Run(ctx, s, attempt.Env{
 		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: yield,
-		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Lane: x.lanes.of(s),
+		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Lane: x.lanes.of(s), Keep: x.c.keeping(),
 	})
+	x.soil(&res.Sealed.Attempt)
 	if res.Interrupted {
 		x.notRun(s, "interrupted", res.Sealed.Attempt.ID)
 		return
@@ -324,21 +330,20 @@ func (x *experiment) count(s *plan.Slot, a *record.Attempt, res attempt.Result) 
 
 // setup runs the experiment's own setup once, before its first attempt. Those
 // who wait for it give their slot back.
-func (x *experiment) setup(ctx context.Context, yield func(context.Context, string, func(context.Context) error) error) error {
+func (x *experiment) setup(ctx context.Context, slot ref.Slot, yield func(context.Context, string, func(context.Context) error) error) error {
 	d := x.x.Def
-	if len(d.SetupCommands) == 0 && d.Setup == nil && len(d.TeardownCommands) == 0 && d.Teardown == nil {
+	hooks := len(d.SetupCommands) > 0 || d.Setup != nil || hasTeardown(d)
+	if !hooks && d.SharedState == "" {
 		return nil
 	}
 	x.setupOnce.Do(func() {
 		x.setupDone = make(chan struct{})
-		x.setupEntered = true
 		go func() {
 			defer close(x.setupDone)
-			x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "setup", Status: event.Started})
-			x.setupErr = attempt.Bounded(ctx, func(ctx context.Context) error {
-				return x.hooks(ctx, "experiment.setup", d.SetupCommands, d.Setup)
-			})
-			x.told("setup", x.setupErr)
+			if x.setupErr = x.hold(ctx, slot); x.setupErr != nil || !hooks {
+				return
+			}
+			x.setupErr = x.enter(ctx)
 		}()
 	})
 	select {
@@ -350,6 +355,35 @@ func (x *experiment) setup(ctx context.Context, yield func(context.Context, stri
 		return err
 	}
 	return x.setupErr
+}
+
+// enter runs the setup, whose teardown is owed from here on.
+func (x *experiment) enter(ctx context.Context) error {
+	d := x.x.Def
+	if hasTeardown(d) {
+		if err := x.c.duties().owe(marker{Experiment: x.x.ID, Run: x.id, Owner: *record.CurrentOwner(), EnteredAt: time.Now().UTC()}); err != nil {
+			return &fault.Error{Class: fault.Resource, Code: "teardown-marker-failed", What: "write down that a teardown is owed", Fix: "Make the project's .assay folder writable.", Err: err}
+		}
+	}
+	x.setupEntered = true
+	begin := time.Now()
+	x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "setup", Status: event.Started})
+	err := attempt.Bounded(ctx, func(ctx context.Context) error {
+		return x.hooks(ctx, "experiment.setup", d.SetupCommands, d.Setup)
+	})
+	x.noted("setup", begin, err)
+	x.told("setup", err)
+	return err
+}
+
+// setupCode keeps the code of a lease that could not be had: it is no failure of
+// the author's setup.
+func setupCode(err error) string {
+	switch c := fault.CodeOf(err); c {
+	case lease.CodeRecovery, "state-lease-lock", "teardown-marker-failed":
+		return c
+	}
+	return "experiment-setup-failed"
 }
 
 func (x *experiment) told(hook string, err error) {
@@ -403,21 +437,26 @@ func closing(force context.Context) (context.Context, context.CancelFunc) {
 // teardown runs if and only if setup was entered. Its limit is its own, and code
 // that ignores it is left behind.
 func (x *experiment) teardown() {
-	if !x.setupEntered {
+	if x.setupDone == nil {
 		return
 	}
 	<-x.setupDone
 	d := x.x.Def
-	if len(d.TeardownCommands) == 0 && d.Teardown == nil {
+	if !x.setupEntered || !hasTeardown(d) {
 		return
 	}
+	begin := time.Now()
 	ctx, cancel := closing(x.c.o.Force)
 	defer cancel()
 	x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "teardown", Status: event.Started})
 	err := attempt.Bounded(ctx, func(ctx context.Context) error {
 		return x.hooks(ctx, "experiment.teardown", d.TeardownCommands, d.Teardown)
 	})
+	x.noted("teardown", begin, err)
 	x.told("teardown", err)
+	if err == nil {
+		err = x.c.duties().done(x.x.ID, x.id)
+	}
 	if err == nil {
 		return
 	}
@@ -431,7 +470,7 @@ func (x *experiment) teardown() {
 func (x *experiment) end(interrupted bool) (record.Completion, error) {
 	x.mu.Lock()
 	x.sealed = true
-	e := record.End{CompletedAt: time.Now(), Completion: record.Completed, Diagnostics: x.diags, Facts: x.facts, Error: x.err, NotRun: x.skipped}
+	e := record.End{CompletedAt: time.Now(), Completion: record.Completed, Diagnostics: x.diags, Facts: x.facts, Error: x.err, NotRun: x.skipped, Hooks: x.ran}
 	x.mu.Unlock()
 	switch {
 	case interrupted:

@@ -32,6 +32,9 @@ type Options struct {
 	// Root is the project folder: host hooks run there and uploads are confined
 	// to it. "" confines nothing.
 	Root string
+	// State is the folder for what is no result: kept sandboxes, leases and
+	// teardown markers. "" has none of them.
+	State string
 	// Owner identifies this process on everything that is created.
 	Owner sandbox.Owner
 	// Tool is the version of assay.
@@ -62,6 +65,8 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := bake.CheckAll(ctx, o.Plan.Environments, o.Sink); err != nil {
 		return Outcome{}, err
 	}
+	swept := sweep(ctx, o)
+	defer swept(0)
 	judges := seatJudges(ctx, o)
 	oven := bake.New(o.Sink)
 	oven.PrepareAll(ctx, o.Plan.Environments)
@@ -77,7 +82,11 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 	if err := c.open(); err != nil {
 		return Outcome{}, err
 	}
+	remindKept(o)
+	c.heal(ctx)
+	swept(sweepGrace)
 	c.dispatch(ctx)
+	swept(0)
 	return c.close(ctx), nil
 }
 
