@@ -37,6 +37,18 @@ type Suite struct {
 	MaxConcurrency int
 	// Judge is the lowest level of the judge's configuration.
 	Judge judge.Config
+	// Telemetry, when set, receives the spans of agents that can send them.
+	Telemetry *Telemetry
+}
+
+// Telemetry says how spans of agents are received. They tell where time went and
+// decide nothing.
+type Telemetry struct {
+	// Host is the name under which sandboxes reach this machine; "" leaves it to
+	// the provider, and else to a receiver in the sandbox.
+	Host string
+	// Port is that of Host; 0 is any free one.
+	Port int
 }
 
 // Defaults is the lowest level of configuration.

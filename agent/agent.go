@@ -45,6 +45,8 @@ type Info struct {
 	// Files are absolute host files and folders that the agent puts into the
 	// sandbox, such as skills: their content enters carry.
 	Files []string
+	// Telemetry is true for an agent that can send spans; see Session.Telemetry.
+	Telemetry bool
 	// NeedsSolution is true for an agent that can only run evals with a
 	// solution.
 	NeedsSolution bool
@@ -92,6 +94,8 @@ type Session struct {
 	Ordinal         int
 	// Secrets are the values of Info.SecretEnv, by name.
 	Secrets map[string]string
+	// Telemetry is where spans go; nil where nobody receives them.
+	Telemetry *Telemetry
 	// Notes is bound to the phase in which the agent runs.
 	Notes sandbox.Notes
 	// Solution is the eval's solution, for the oracle agent only.

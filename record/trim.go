@@ -168,6 +168,10 @@ func (a *Attempt) cutTexts(limit int) {
 // cutLists is the last resort, for lists of very many entries. Checks that
 // decided something stay before those that matched.
 func (a *Attempt) cutLists() {
+	if n := len(a.Spans); n > 0 {
+		a.Spans, a.SpansLeft = nil, a.SpansLeft+n
+		a.trimmed(fmt.Sprintf("spans: all %d", n))
+	}
 	if n := len(a.Turns); n > 500 {
 		a.Turns = a.Turns[:500]
 		a.trimmed(fmt.Sprintf("turns: the last %d", n-500))

@@ -146,6 +146,10 @@ type Attempt struct {
 	QueuedMS   *int64  `json:"queuedMs,omitempty"`
 	Phases     []Phase `json:"phases,omitempty"`
 	Checks     []Check `json:"checks,omitempty"`
+	// Spans tell where the agent's time went, as it told itself: the longest, in
+	// order of their start. SpansLeft counts those that are not there.
+	Spans     []Span `json:"spans,omitempty"`
+	SpansLeft int    `json:"spansLeft,omitempty"`
 	// Skip is the reason of a skipped attempt.
 	Skip  string `json:"skip,omitempty"`
 	Turns []Turn `json:"turns,omitempty"`
@@ -175,6 +179,20 @@ type Phase struct {
 	MS      int64  `json:"ms"`
 	// Outcome is "" for done, else "failed", "canceled" or "skipped".
 	Outcome string `json:"outcome,omitempty"`
+}
+
+// Span is one timed part of what an agent did.
+type Span struct {
+	ID     string `json:"id"`
+	Parent string `json:"parent,omitempty"`
+	Name   string `json:"name"`
+	// StartMS is since Attempt.StartedAt, by the sandbox's clock.
+	StartMS int64 `json:"startMs"`
+	MS      int64 `json:"ms"`
+	// Turn is the send that it belongs to, 0 where nobody can tell.
+	Turn       int               `json:"turn,omitempty"`
+	Failed     bool              `json:"failed,omitempty"`
+	Attributes map[string]string `json:"attributes,omitempty"`
 }
 
 // Severity of a check.

@@ -128,7 +128,7 @@ func (a Agent) Info() agent.Info {
 	identity.Version = a.version()
 	return agent.Info{
 		Name: "claude-code", Version: a.version(), Harness: a.cli().Harness(), Identity: identity,
-		SecretEnv: append([]string{a.keyEnv()}, a.SecretEnv...), Coverage: coverage(),
+		SecretEnv: append([]string{a.keyEnv()}, a.SecretEnv...), Coverage: coverage(), Telemetry: true,
 		Files: coding.HostFiles(a.Dir, a.Skills, a.Plugins),
 	}
 }
@@ -180,6 +180,27 @@ func (a Agent) env(s *agent.Session) map[string]string {
 		env["ANTHROPIC_API_KEY"] = v
 	}
 	maps.Copy(env, a.Env)
+	return env
+}
+
+// traced adds where the spans of a turn go. The author's own variables win.
+func (a Agent) traced(s *agent.Session, turn int) map[string]string {
+	env := a.env(s)
+	if s.Telemetry == nil {
+		return env
+	}
+	for k, v := range map[string]string{
+		"CLAUDE_CODE_ENABLE_TELEMETRY":        "1",
+		"CLAUDE_CODE_ENHANCED_TELEMETRY_BETA": "1", // without it there are no spans
+		"OTEL_TRACES_EXPORTER":                "otlp",
+		"OTEL_EXPORTER_OTLP_PROTOCOL":         "http/protobuf",
+		"OTEL_EXPORTER_OTLP_ENDPOINT":         s.Telemetry.Endpoint,
+		"TRACEPARENT":                         s.Telemetry.Parent(turn),
+	} {
+		if _, own := env[k]; !own {
+			env[k] = v
+		}
+	}
 	return env
 }
 
@@ -337,7 +358,7 @@ func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agen
 	}
 	p := newParser(a.declared())
 	ran := coding.Run(ctx, s, coding.Process{
-		Argv: a.argv(s, id, fresh), Env: a.env(s), Stdin: message, Label: "claude, turn " + strconv.Itoa(in.Turn), Stall: a.StallTimeout,
+		Argv: a.argv(s, id, fresh), Env: a.traced(s, in.Turn), Stdin: message, Label: "claude, turn " + strconv.Itoa(in.Turn), Stall: a.StallTimeout,
 	}, p)
 	end := p.end()
 	turn, err := coding.Conclude(s, "Claude Code", coverage(), ran, p.script, end, fresh)

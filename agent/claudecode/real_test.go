@@ -82,7 +82,7 @@ func TestRealLimits(t *testing.T) {
 }
 
 func TestRealSilence(t *testing.T) {
-	tr := real(t, func(a *Agent) { a.StallTimeout = 20 * time.Second })
+	tr := real(t, func(a *Agent) { a.StallTimeout = 6 * time.Second })
 	_, err := tr.Send(t.Context(), tr.NewSession(), "silence")
 	if fault.CodeOf(err) != "agent-stalled" || fault.ClassOf(err) != fault.Transient {
 		t.Errorf("silence: %v", err)
@@ -140,3 +140,5 @@ func TestRealRoot(t *testing.T) {
 		t.Errorf("as root: %v", err)
 	}
 }
+
+func TestRealSpans(t *testing.T) { real(t, nil).Spans("Please write hello.", "claude_code.tool") }

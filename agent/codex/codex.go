@@ -128,7 +128,7 @@ func (a Agent) Info() agent.Info {
 	identity.Version = a.version()
 	return agent.Info{
 		Name: "codex", Version: a.version(), Harness: a.cli().Harness(), Identity: identity,
-		SecretEnv: append([]string{a.keyEnv()}, a.SecretEnv...), Coverage: coverage(),
+		SecretEnv: append([]string{a.keyEnv()}, a.SecretEnv...), Coverage: coverage(), Telemetry: true,
 		Files: coding.HostFiles(a.Dir, a.Skills, a.Plugins),
 	}
 }
@@ -162,6 +162,15 @@ func (a Agent) env(s *agent.Session) map[string]string {
 		env[key] = v
 	}
 	maps.Copy(env, a.Env)
+	return env
+}
+
+// traced adds the span under which those of a turn hang.
+func (a Agent) traced(s *agent.Session, turn int) map[string]string {
+	env := a.env(s)
+	if _, own := env["TRACEPARENT"]; s.Telemetry != nil && !own {
+		env["TRACEPARENT"] = s.Telemetry.Parent(turn)
+	}
 	return env
 }
 
@@ -262,7 +271,7 @@ func (a Agent) Send(ctx context.Context, s *agent.Session, in agent.Input) (agen
 	}
 	p := newParser()
 	ran := coding.Run(ctx, s, coding.Process{
-		Argv: a.argv(s, c.thread), Env: a.env(s), Stdin: message, Label: "codex, turn " + strconv.Itoa(in.Turn), Stall: a.StallTimeout,
+		Argv: a.argv(s, c.thread), Env: a.traced(s, in.Turn), Stdin: message, Label: "codex, turn " + strconv.Itoa(in.Turn), Stall: a.StallTimeout,
 	}, p)
 	end := p.end(c.spent)
 	coding.Cost(end.Usage, s.Model, a.Prices)
@@ -304,7 +313,12 @@ func (a Agent) argv(s *agent.Session, thread string) []string {
 	if len(a.Plugins) == 0 {
 		set("features.plugins", false)
 	}
-	set("shell_environment_policy.exclude", append([]string{key}, a.SecretEnv...))
+	hidden := append([]string{key}, a.SecretEnv...)
+	if s.Telemetry != nil {
+		set("otel.trace_exporter", map[string]any{"otlp-http": map[string]any{"endpoint": s.Telemetry.Endpoint + "/v1/traces", "protocol": "binary"}})
+		hidden = append(hidden, "TRACEPARENT") // what the model runs is not traced
+	}
+	set("shell_environment_policy.exclude", hidden)
 	if a.BaseURL != "" {
 		set("model_provider", "main")
 		set("model_providers.main", map[string]any{"name": "main", "base_url": a.BaseURL, "env_key": key, "wire_api": "responses"})

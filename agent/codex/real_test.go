@@ -79,7 +79,7 @@ func TestRealFailures(t *testing.T) {
 func TestRealLimits(t *testing.T) { real(t, nil).Cancel() }
 
 func TestRealSilence(t *testing.T) {
-	tr := real(t, func(a *Agent) { a.StallTimeout = 20 * time.Second })
+	tr := real(t, func(a *Agent) { a.StallTimeout = 6 * time.Second })
 	_, err := tr.Send(t.Context(), tr.NewSession(), "silence")
 	if fault.CodeOf(err) != "agent-stalled" || fault.ClassOf(err) != fault.Transient {
 		t.Errorf("silence: %v", err)
@@ -111,3 +111,5 @@ func TestRealExtensions(t *testing.T) {
 		t.Errorf("manifest = %+v", items)
 	}
 }
+
+func TestRealSpans(t *testing.T) { real(t, nil).Spans("Please write hello.", "tool") }

@@ -21,6 +21,7 @@ import (
 	"assay/fault"
 	"assay/internal/event"
 	"assay/internal/ledger"
+	"assay/internal/otlp"
 	"assay/internal/plan"
 	"assay/internal/pool"
 	"assay/internal/redact"
@@ -64,6 +65,8 @@ type Env struct {
 	Keep *Keeping
 	// Judge is the judge of the slot, nil where it needs none.
 	Judge *judge.Client
+	// Hub receives the spans of agents, nil where nobody asked for them.
+	Hub *otlp.Hub
 }
 
 // Result is what an attempt came to.
@@ -114,12 +117,17 @@ type attempt struct {
 	diags    []record.Diagnostic
 	noLedger error
 	sessions []*agent.Session
-	turns    int
-	windows  int
-	diffs    map[[2]int]*record.Diff
-	retries  int
-	left     bool // the body is over, or was given up
-	closed   bool
+	sent     []sentTurn
+	tele     *telemetry
+	spans    []record.Span
+	// spansLeft counts the spans that are not among them.
+	spansLeft int
+	turns     int
+	windows   int
+	diffs     map[[2]int]*record.Diff
+	retries   int
+	left      bool // the body is over, or was given up
+	closed    bool
 }
 
 // errLeft is what a body gets that was given up.
@@ -182,6 +190,7 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 	}
 	a.companions(ctx)
 	a.cut = interrupted(ctx)
+	a.closeTelemetry()
 	a.sweep()
 	a.conclude(measured, cut)
 	return Result{
@@ -221,6 +230,7 @@ func (a *attempt) run(ctx context.Context) error {
 		{"agent.ensure", a.ensure, false},
 		{"eval.setup", a.evalSetup, a.info.Direct},
 		{"workspace.baseline", a.baseline, a.info.Direct},
+		{"telemetry.configure", a.openTelemetry, a.info.Direct},
 		{"agent.setup", a.agentSetup, false},
 		{"eval.run", a.body, false},
 	}

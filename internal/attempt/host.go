@@ -202,6 +202,8 @@ func (a *attempt) keep(s *agent.Session, in agent.Input, turn *agent.Turn, err e
 		rt.Status = ""
 	}
 	a.rec.Turns = append(a.rec.Turns, rt)
+	now := time.Now()
+	a.sent = append(a.sent, sentTurn{in.Turn, now.Add(-took), now})
 	sum := (*agent.Usage)(a.rec.Usage).Add(turn.Usage)
 	a.rec.Usage = (*record.Usage)(sum)
 	if sum != nil && sum.CostUSD != nil {
@@ -254,6 +256,7 @@ func (a *attempt) Conclude(ctx context.Context) error {
 	if a.sb == nil {
 		return nil
 	}
+	a.closeTelemetry() // before the agent's processes are ended: the receiver may be beside them
 	e := a.slot.Eval
 	if !e.KeepProcesses {
 		if err := a.endProcesses(ctx); err != nil {
@@ -352,6 +355,7 @@ func (a *attempt) seal() record.Sealed {
 	a.mu.Lock()
 	a.closed = true
 	a.rec.Diagnostics, a.rec.Facts = a.diags, a.facts
+	a.rec.Spans, a.rec.SpansLeft = a.spans, a.spansLeft
 	s := record.Sealed{Attempt: a.rec, Commands: a.commands}
 	events := a.events
 	a.mu.Unlock()

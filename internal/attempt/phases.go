@@ -385,6 +385,9 @@ func (a *attempt) session(phase string) *agent.Session {
 		Experiment: a.slot.Ref.Experiment, Eval: a.slot.Ref.Eval, Attempt: a.rec.ID, Ordinal: a.slot.Ref.Ordinal,
 		Notes: notes{a, phase}, Solution: a.slot.Eval.Solution, Secrets: map[string]string{},
 	}
+	if a.tele != nil {
+		s.Telemetry = a.tele.sent
+	}
 	if a.secrets == nil {
 		a.red = redact.New(a.loadSecrets()...)
 	}

@@ -45,3 +45,14 @@ func judgeCheck(in *projectfile.JudgeCheck) *assay.JudgeCheck {
 	}
 	return c
 }
+
+func telemetry(in *projectfile.Telemetry) *assay.Telemetry {
+	if in == nil {
+		return nil
+	}
+	t := &assay.Telemetry{}
+	if in.At != nil {
+		t.Host, t.Port = in.At.Host, in.At.Port
+	}
+	return t
+}

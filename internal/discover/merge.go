@@ -30,6 +30,9 @@ func Merge(files, program assay.Suite) (*assay.Suite, error) {
 		out.Record = program.Record
 	}
 	out.Judge = out.Judge.Over(program.Judge)
+	if out.Telemetry == nil {
+		out.Telemetry = program.Telemetry
+	}
 	if out.MaxConcurrency == 0 {
 		out.MaxConcurrency = program.MaxConcurrency
 	}

@@ -80,7 +80,7 @@ func (l *loader) project(suite *assay.Suite) {
 		if p.MaxConcurrency != nil {
 			suite.MaxConcurrency = *p.MaxConcurrency
 		}
-		suite.Judge = judgeConfig(p.Judge)
+		suite.Judge, suite.Telemetry = judgeConfig(p.Judge), telemetry(p.Telemetry)
 		if p.Record != "" {
 			suite.Record = p.Record
 			if !filepath.IsAbs(p.Record) {

@@ -209,7 +209,7 @@ func (l *linker) experiment(ctx context.Context, p *Plan, x *assay.Experiment, e
 func (l *linker) pair(ctx context.Context, p *Plan, x *Experiment, e *assay.Eval) Slot {
 	s := Slot{Ref: ref.Slot{Experiment: x.ID, Eval: e.ID}, Experiment: x, Eval: e}
 	s.Timeout, s.TimeoutLayer = timeout(l.sel.Timeout, x.Def, e, l.suite)
-	s.Judge = judgeOf(l.suite, x.Def, e)
+	s.Judge, s.Telemetry = judgeOf(l.suite, x.Def, e), l.suite.Telemetry
 	name := fmt.Sprintf("experiment %s × eval %s", x.ID, e.ID)
 	levels := []Level{{"config", l.suite.Defaults.Sandbox}}
 	if x.Def.Profile != "" {

@@ -116,6 +116,8 @@ type Slot struct {
 	// Timeout is the attempt's limit, 0 for none, and who set it.
 	Timeout      time.Duration
 	TimeoutLayer string
+	// Telemetry is how spans of the agent are received, nil when nobody asked.
+	Telemetry *assay.Telemetry
 	// Judge is the resolved judge, nil when the eval needs none.
 	Judge *judge.Config
 

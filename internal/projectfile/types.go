@@ -24,6 +24,19 @@ type Project struct {
 	MaxConcurrency *int               `yaml:"maxConcurrency" min:"1" max:"10000" doc:"Attempts at once in a run."`
 	Record         string             `yaml:"record" min:"1" doc:"Folder of the results; default .assay/record."`
 	Judge          *Judge             `yaml:"judge" doc:"The model that grades judge checks."`
+	Telemetry      *Telemetry         `yaml:"telemetry" doc:"Receive the spans of agents that can send them; true, or where."`
+}
+
+// Telemetry says that spans of agents are received, and where.
+type Telemetry struct {
+	On bool            `yaml:",either" enum:"true"`
+	At *TelemetryPlace `yaml:",either"`
+}
+
+// TelemetryPlace is where sandboxes reach this machine.
+type TelemetryPlace struct {
+	Host string `yaml:"host" min:"1" doc:"Name or address of this machine as sandboxes see it; default: in the sandbox."`
+	Port int    `yaml:"port" min:"1" max:"65535" doc:"Port of the receiver; default any free one."`
 }
 
 // Defaults are the lowest level of configuration.

@@ -11,6 +11,7 @@ import (
 	"assay/internal/bake"
 	"assay/internal/event"
 	"assay/internal/lease"
+	"assay/internal/otlp"
 	"assay/internal/plan"
 	"assay/internal/redact"
 	"assay/record"
@@ -23,6 +24,7 @@ type conductor struct {
 	o           Options
 	oven        *bake.Oven
 	judges      bench
+	hub         otlp.Hub // of the spans of agents
 	invocation  ref.InvocationID
 	begin       time.Time
 	queued      time.Time
@@ -223,7 +225,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 	owner.Run, owner.Experiment = x.id, x.x.ID
 	res := attempt.Run(ctx, s, attempt.Env{
 		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: yield,
-		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Lane: x.lanes.of(s), Keep: x.c.keeping(),
+		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Hub: &x.c.hub, Lane: x.lanes.of(s), Keep: x.c.keeping(),
 	})
 	x.soil(&res.Sealed.Attempt)
 	if res.Interrupted {

@@ -78,6 +78,7 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 		}
 	}
 	c := newConductor(o, oven)
+	defer func() { _ = c.hub.Close() }() // spans that still come belong to nobody
 	c.judges = judges
 	if err := c.open(); err != nil {
 		return Outcome{}, err

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ type Trial struct {
 	Notes   *Notes
 	driver  sandbox.Driver
 	env     map[string]string
-	turns   int
+	turns   atomic.Int64
 }
 
 // Model serves a script and returns the server and its address.
@@ -154,8 +155,7 @@ func (tr *Trial) NewSession() *agent.Session {
 
 // Send sends a message in a session and returns what came.
 func (tr *Trial) Send(ctx context.Context, s *agent.Session, text string) (agent.Turn, error) {
-	tr.turns++
-	return tr.Agent.Send(ctx, s, agent.Input{Text: text, Turn: tr.turns})
+	return tr.Agent.Send(ctx, s, agent.Input{Text: text, Turn: int(tr.turns.Add(1))})
 }
 
 // Turn sends a message in the first session and needs a turn.

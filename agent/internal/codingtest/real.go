@@ -22,11 +22,19 @@ type Failed struct {
 	Acceptance agent.Acceptance
 }
 
-// Failures sends each message in a conversation of its own.
+// Failures sends each message in a conversation of its own. They mostly wait for
+// a CLI's own retries, so they do it at once.
 func (tr *Trial) Failures(cases []Failed) {
-	for _, c := range cases {
-		tr.T.Run(strings.ReplaceAll(c.Text, " ", "-"), func(t *testing.T) {
-			turn, err := tr.Send(t.Context(), tr.NewSession(), c.Text)
+	tr.T.Run("failures", func(t *testing.T) { tr.failures(t, cases) })
+}
+
+func (tr *Trial) failures(t *testing.T, cases []Failed) {
+	for i, c := range cases {
+		s := tr.NewSession()
+		s.Number += i
+		t.Run(strings.ReplaceAll(c.Text, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			turn, err := tr.Send(t.Context(), s, c.Text)
 			var se *agent.SendError
 			if !errors.As(err, &se) {
 				t.Fatalf("turn %+v, error %v; want a failed send", turn, err)
