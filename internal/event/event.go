@@ -157,6 +157,12 @@ type Carried struct {
 	Slot    ref.Slot
 	Verdict record.Verdict
 	Locator ref.Locator
+	// Origin is record.Accepted for a result that counts by somebody's word, else
+	// record.Carried, which "" means too.
+	Origin record.Origin
+	// Run and Attempt are where the result lies.
+	Run     ref.RunID
+	Attempt ref.AttemptID
 }
 
 // Notice is something the user should see once, such as

@@ -196,8 +196,12 @@ func translate(e event.Event) []any {
 	case event.NotRun:
 		return []any{evalLine{Event: "eval", slotFields: slotOf(e.Slot), Verdict: record.NotRun, Reason: e.Reason}}
 	case event.Carried:
+		origin := e.Origin
+		if origin == "" {
+			origin = record.Carried
+		}
 		return []any{evalLine{
-			Event: "eval", slotFields: slotOf(e.Slot), Verdict: e.Verdict, Origin: record.Carried, Locator: e.Locator,
+			Event: "eval", slotFields: slotOf(e.Slot), Verdict: e.Verdict, Origin: origin, Locator: e.Locator, Run: e.Run, Attempt: e.Attempt,
 		}}
 	case event.Diagnostic:
 		d := e.Diagnostic

@@ -29,7 +29,8 @@ func (x *experiment) adopt() {
 				e.failed++
 			}
 			x.mu.Unlock()
-			x.c.o.Sink(event.Carried{Slot: s.Ref, Verdict: s.PriorVerdict, Locator: s.Prior})
+			m := plan.Member(s)
+			x.c.o.Sink(event.Carried{Slot: s.Ref, Verdict: s.PriorVerdict, Locator: s.Prior, Origin: m.Origin, Run: m.Run, Attempt: m.Attempt})
 		case plan.Skip:
 			x.mu.Lock()
 			x.skipped = append(x.skipped, record.NotRunSlot{SlotRef: record.SlotRef{Eval: s.Ref.Eval, Ordinal: s.Ref.Ordinal}, Reason: s.Reason})
