@@ -149,22 +149,30 @@ func (g *group) up(ctx context.Context) error {
 	if limit == 0 {
 		limit = DefaultReadyTimeout
 	}
-	ctx, cancel := fault.WithTimeout(ctx, readyLimit, limit, "readyTimeout")
+	outer, cancel := fault.WithTimeout(ctx, readyLimit, limit, "readyTimeout")
 	defer cancel()
 	// The first failure ends the others; it is the one that is told.
-	ctx, fail := context.WithCancelCause(ctx)
+	ctx, fail := context.WithCancelCause(outer)
 	defer fail(nil)
 	var first error
-	var once sync.Once
+	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for _, name := range g.pr.names() {
 		wg.Go(func() {
 			if err := g.bring(ctx, name); err != nil {
-				once.Do(func() { first = err; fail(errSibling) })
+				mu.Lock()
+				defer mu.Unlock()
+				if first == nil || errors.Is(first, errSibling) {
+					first = err
+				}
+				fail(errSibling)
 			}
 		})
 	}
 	wg.Wait()
+	if errors.Is(first, errSibling) {
+		return fault.Cause(outer)
+	}
 	return first
 }
 
@@ -291,7 +299,7 @@ func (g *group) bring(ctx context.Context, name string) error {
 		select {
 		case <-begun:
 		case <-ctx.Done():
-			return g.late(ctx, name, container.InspectResponse{}, ready)
+			return errSibling // the one that is waited for says why
 		}
 		if err := g.await(ctx, dep, condition(svc.DependsOn[dep].Condition)); err != nil {
 			return err

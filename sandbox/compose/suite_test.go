@@ -30,11 +30,14 @@ type proxy struct {
 	mu    sync.Mutex
 	rules []rule
 	seen  []string
+	conns []net.Conn // to the engine
 }
 
 type rule struct {
 	match *regexp.Regexp // on "METHOD path" without the version
 	times int            // 0: always
+	// pass lets the request through.
+	pass bool
 	// answer is the status that the client gets in place of the engine's reply;
 	// 0 holds the real reply back until the client gives up.
 	answer  int
@@ -54,12 +57,21 @@ func newProxy(t testing.TB, backend string) *proxy {
 	}
 	p := &proxy{host: "unix://" + path}
 	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(backend, "unix://"))
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(backend, "unix://"))
+		if err == nil {
+			p.mu.Lock()
+			p.conns = append(p.conns, c)
+			p.mu.Unlock()
+		}
+		return c, err
 	}}
 	forward := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "engine"})
 	forward.Transport, forward.FlushInterval = tr, -1
 	forward.ErrorHandler = func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) }
+	var handlers sync.WaitGroup
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handlers.Add(1)
+		defer handlers.Done()
 		ru, ok := p.rule(r)
 		switch {
 		case !ok:
@@ -78,7 +90,17 @@ func newProxy(t testing.TB, backend string) *proxy {
 	})}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close(); <-done; tr.CloseIdleConnections() })
+	t.Cleanup(func() {
+		_ = s.Close()
+		<-done
+		// The engine does not end the stream of a container that never started.
+		p.mu.Lock()
+		for _, c := range p.conns {
+			_ = c.Close()
+		}
+		p.mu.Unlock()
+		handlers.Wait()
+	})
 	return p
 }
 
@@ -104,6 +126,10 @@ func (p *proxy) rule(r *http.Request) (rule, bool) {
 	for i := range p.rules {
 		ru := &p.rules[i]
 		if ru.times < 0 || !ru.match.MatchString(what) {
+			continue
+		}
+		if ru.pass {
+			ru.once.Do(func() { close(ru.reached) })
 			continue
 		}
 		if ru.times > 0 {
@@ -147,15 +173,22 @@ func suite(t *testing.T) sandboxtest.Harness {
 		Provider: p, Template: main,
 		Others: []sandbox.Template{
 			tmplOf(t, p, duo(busybox, busybox)), tmplOf(t, p, duo(slice, slice)),
-			tmplOf(t, p, strings.Replace(duo(slice, busybox), "infinity", "1000", 1)),
+			tmplOf(t, p, strings.Replace(duo(slice, busybox), "infinity", `"1000"`, 1)),
 		},
 		Instances: func(ctx context.Context, token string) ([]string, error) {
 			e, err := p.engines[docker.Docker].Engine(ctx)
 			if err != nil {
 				return nil, err
 			}
+			// A whole project is one instance, and so is what is left of one.
 			g, err := e.Find(ctx, sandbox.LabelPrefix+"token", token)
-			return slices.Concat(g.Containers, g.Networks, g.Volumes), err
+			all := slices.Concat(g.Containers, g.Networks, g.Volumes)
+			for _, id := range g.Containers {
+				if in, err := e.Inspect(ctx, id); err == nil && in.Config.Labels["com.docker.compose.service"] == "box" {
+					return []string{id}, nil
+				}
+			}
+			return all[:min(1, len(all))], err
 		},
 		Labels: func(ctx context.Context, id string) (map[string]string, error) {
 			r, err := cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})

@@ -85,6 +85,9 @@ func judge(in container.InspectResponse, want condition) (done bool, err error) 
 }
 
 func hasHealth(in container.InspectResponse) bool {
+	if in.State == nil {
+		return false
+	}
 	h := in.State.Health
 	return h != nil && h.Status != "" && h.Status != container.NoHealthcheck
 }
