@@ -22,6 +22,7 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 
 	"assay/fault"
+	"assay/sandbox"
 )
 
 // The kinds of entries of a context.
@@ -71,7 +72,37 @@ func ignored(s Source) ([]string, error) {
 	return []string{stateDir}, nil
 }
 
-// scan lists what a context holds after the patterns, in order of the names.
+// listing is what a context holds, in order of the names.
+type listing struct {
+	files  []entry
+	digest string
+	at     map[string]int // by name
+}
+
+// listed identifies a listing under a memo.
+type listed struct{ root, patterns string }
+
+// list lists what a context holds after the patterns. Where the context of the
+// call has a memo, folders that many Dockerfiles share are read once.
+func list(ctx context.Context, root string, patterns []string) (*listing, error) {
+	return sandbox.Memo(ctx, listed{root, strings.Join(patterns, "\n")}, func() (*listing, error) {
+		files, err := scan(ctx, root, patterns)
+		if err != nil {
+			return nil, err
+		}
+		l := &listing{files: files, at: make(map[string]int, len(files))}
+		h := sha256.New()
+		for i, f := range files {
+			l.at[f.name] = i
+			for _, w := range []string{f.name, string(f.kind), f.link, f.sum, fmt.Sprint(f.exec)} {
+				fmt.Fprintf(h, "%d:%s", len(w), w)
+			}
+		}
+		l.digest = hex.EncodeToString(h.Sum(nil))
+		return l, nil
+	})
+}
+
 func scan(ctx context.Context, root string, patterns []string) ([]entry, error) {
 	if fi, err := os.Stat(root); err != nil || !fi.IsDir() {
 		if err == nil {

@@ -45,7 +45,7 @@ type Input struct {
 	text   []byte // of the Dockerfile
 	name   string // of the Dockerfile in the context that is sent
 	extra  bool   // it is not in the context and is added
-	files  []entry
+	tree   *listing
 	digest string
 }
 
@@ -53,7 +53,7 @@ type Input struct {
 // owners do not count, as they do not in git. Its errors, of class Config, say
 // what is missing.
 func Read(ctx context.Context, s Source) (*Input, error) {
-	in := &Input{src: s, text: []byte(s.Inline)}
+	in := &Input{src: s, text: []byte(s.Inline), tree: &listing{}}
 	if s.Dockerfile != "" {
 		b, err := os.ReadFile(s.Dockerfile)
 		if err != nil {
@@ -64,7 +64,7 @@ func Read(ctx context.Context, s Source) (*Input, error) {
 	if s.Context != "" {
 		patterns, err := ignored(s)
 		if err == nil {
-			in.files, err = scan(ctx, s.Context, patterns)
+			in.tree, err = list(ctx, s.Context, patterns)
 		}
 		if err != nil {
 			return nil, err
@@ -82,11 +82,9 @@ func (in *Input) placeDockerfile() {
 		rel, err := filepath.Rel(in.src.Context, in.src.Dockerfile)
 		if err == nil && filepath.IsLocal(rel) {
 			rel = filepath.ToSlash(rel)
-			for _, f := range in.files {
-				if f.name == rel && f.kind == fileEntry {
-					in.name = rel
-					return
-				}
+			if i, ok := in.tree.at[rel]; ok && in.tree.files[i].kind == fileEntry {
+				in.name = rel
+				return
 			}
 		}
 	}
@@ -103,10 +101,7 @@ func (in *Input) sum() string {
 		}
 	}
 	args, _ := json.Marshal(in.src.Args) // strings always encode, in the order of the names
-	part("dockerfile", string(in.text), "target", in.src.Target, "args", string(args))
-	for _, f := range in.files {
-		part(f.name, string(f.kind), f.link, f.sum, fmt.Sprint(f.exec))
-	}
+	part("dockerfile", string(in.text), "target", in.src.Target, "args", string(args), "context", in.tree.digest)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
@@ -116,7 +111,7 @@ func (in *Input) Digest() string { return in.digest }
 // Size is the number of bytes of the context's files.
 func (in *Input) Size() int64 {
 	var n int64
-	for _, f := range in.files {
+	for _, f := range in.tree.files {
 		n += f.size
 	}
 	return n
@@ -131,7 +126,7 @@ func (in *Input) write(w io.Writer) error {
 	if in.extra {
 		add[in.name] = in.text
 	}
-	return writeTar(w, in.src.Context, in.files, add)
+	return writeTar(w, in.src.Context, in.tree.files, add)
 }
 
 // Named returns a short name of what is built, for messages.

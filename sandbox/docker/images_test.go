@@ -2,6 +2,8 @@ package docker
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -123,9 +125,25 @@ func TestRecipes(t *testing.T) {
 	registry := npmRegistry(t)
 	p := provider(t, host)
 	dir := folder(t, map[string]string{
-		"with-ca": "FROM " + testimage.SliceNode(t) + "\nCOPY ca.crt /etc/ssl/certs/ca-certificates.crt\nENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt\n",
+		"with-ca": "FROM " + testimage.SliceNode(t) + "\nCOPY lib/ /usr/lib/\nCOPY ca.crt /etc/ssl/certs/ca-certificates.crt\nENV NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt\n",
 		"ca.crt":  authorities(t),
 	})
+	// What a CLI loads by name is not among what ldd names for the base's tools.
+	for _, name := range []string{"librt.so.1", "libdl.so.2", "libpthread.so.0", "libm.so.6"} {
+		found, _ := filepath.Glob("/lib/*-linux-gnu/" + name)
+		for _, lib := range found {
+			b, err := os.ReadFile(lib)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.MkdirAll(filepath.Join(dir, "lib"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "lib", name), b, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	builtImages(t, cli, "with-ca")
 	ready, err := prepare(t, p, dir, Spec{Dockerfile: "with-ca", Context: "."}, sandbox.Harness{})
 	if err != nil {
