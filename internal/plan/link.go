@@ -23,6 +23,7 @@ import (
 // Link makes the plan. The error joins every problem of the whole selection,
 // each a *fault.Error; no provider was asked for more than a key.
 func Link(ctx context.Context, suite *assay.Suite, sel Selection, prior Prior) (*Plan, error) {
+	ctx = sandbox.WithMemo(ctx)
 	l := linker{suite: suite, sel: sel, envs: map[string]*Environment{}, problems: map[string]*problem{}, seen: map[*assay.Eval]bool{}, gated: map[ref.EvalID]bool{}, groupLane: map[string]string{}}
 	if err := l.validate(); err != nil {
 		return nil, err
