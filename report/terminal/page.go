@@ -49,6 +49,7 @@ func Page(w io.Writer, pg *report.Page, o Options) error {
 	}
 	p.facts(a.Facts)
 	p.phases(a.Phases)
+	p.timeline(a)
 	p.conversation(pg)
 	p.commands(pg)
 	p.diff(pg)
@@ -362,6 +363,9 @@ func (p *printer) sandboxBlock(s *record.Sandbox) {
 	add("provider", s.Provider)
 	add("engine", s.Engine)
 	add("id", s.ID)
+	if s.Ordinal > 0 {
+		add("number", strconv.Itoa(s.Ordinal))
+	}
 	add("use", strconv.Itoa(s.Use))
 	if s.Reused {
 		add("reused", "yes")
