@@ -17,13 +17,13 @@ import (
 	"assay/sandbox"
 )
 
-// box makes sandboxes of one start point.
-type box struct {
+// source makes sandboxes of one start point.
+type source struct {
 	p *Provider
 	r sandbox.CreateRequest
 }
 
-func newBox(b *testing.B, spec Spec) box {
+func newBox(b *testing.B, spec Spec) source {
 	b.Helper()
 	p := provider(b)
 	if err := p.Check(b.Context()); err != nil {
@@ -31,10 +31,10 @@ func newBox(b *testing.B, spec Spec) box {
 	}
 	r := request(b, p, spec)
 	r.Network.Mode = "none"
-	return box{p, r}
+	return source{p, r}
 }
 
-func (m box) create(b *testing.B) sandbox.Driver {
+func (m source) create(b *testing.B) sandbox.Driver {
 	b.Helper()
 	d, err := m.p.Create(b.Context(), m.r)
 	if err != nil {
@@ -82,21 +82,37 @@ func clone(b *testing.B, bin string) {
 	}
 }
 
-// versus lets floor and subject take turns and reports both medians and their
-// ratio.
+// spent is the processor time of this process and of its children so far.
+func spent(b *testing.B) (d time.Duration) {
+	b.Helper()
+	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
+		var ru syscall.Rusage
+		if err := syscall.Getrusage(who, &ru); err != nil {
+			b.Fatal(err)
+		}
+		d += time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+	}
+	return d
+}
+
+// versus lets floor and subject take turns and reports both medians, their ratio
+// and that of the processor time, which a busy machine changes less.
 func versus(b *testing.B, floor, subject func()) {
 	b.Helper()
 	var fs, ss []time.Duration
-	timed := func(f func()) time.Duration {
-		start := time.Now()
+	timed := func(f func(), cpu *time.Duration) time.Duration {
+		before, start := spent(b), time.Now()
 		f()
-		return time.Since(start)
+		d := time.Since(start)
+		*cpu += spent(b) - before
+		return d
 	}
 	floor()
 	subject()
+	var fcpu, scpu time.Duration
 	for b.Loop() {
-		fs = append(fs, timed(floor))
-		ss = append(ss, timed(subject))
+		fs = append(fs, timed(floor, &fcpu))
+		ss = append(ss, timed(subject, &scpu))
 	}
 	slices.Sort(fs)
 	slices.Sort(ss)
@@ -104,6 +120,9 @@ func versus(b *testing.B, floor, subject func()) {
 	b.ReportMetric(float64(f.Microseconds())/1000, "floor-ms")
 	b.ReportMetric(float64(s.Microseconds())/1000, "subject-ms")
 	b.ReportMetric(float64(s)/float64(f), "ratio")
+	b.ReportMetric(float64(fcpu.Microseconds())/1000/float64(len(fs)), "floor-cpu-ms")
+	b.ReportMetric(float64(scpu.Microseconds())/1000/float64(len(ss)), "subject-cpu-ms")
+	b.ReportMetric(float64(scpu)/float64(fcpu), "cpu-ratio")
 	b.ReportMetric(float64(len(fs)), "rounds")
 }
 

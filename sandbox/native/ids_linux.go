@@ -112,11 +112,46 @@ func holds(m []syscall.SysProcIDMap, id int) bool {
 // not root in its own user namespace; all are given up afterwards.
 var ambient = []uintptr{0 /* chown */, 1 /* dac_override */, 3 /* fowner */, 4 /* fsetid */, 8 /* setpcap */, 12 /* net_admin */, 21 /* sys_admin */, 24 /* sys_resource */}
 
+// capabilities are those and the ones that the exec server keeps where there are
+// many identities, as bits.
+const capabilities = 1<<0 | 1<<1 | 1<<2 /* dac_read_search */ | 1<<3 | 1<<4 | 1<<5 /* kill */ | 1<<6 /* setgid */ | 1<<7 /* setuid */ |
+	1<<8 | 1<<10 /* net_bind_service */ | 1<<12 | 1<<21 | 1<<24
+
+// namespaces are those that a sandbox has from the start.
+const namespaces = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET
+
+// write gives a process in a user namespace of its own its identities; uid and
+// gid are what it is inside where there is a single one.
+func (ids identities) write(pid, uid, gid int) error {
+	us, gs := ids.uid, ids.gid
+	dir := "/proc/" + strconv.Itoa(pid) + "/"
+	if !ids.many {
+		us = []syscall.SysProcIDMap{{ContainerID: uid, HostID: os.Geteuid(), Size: 1}}
+		gs = []syscall.SysProcIDMap{{ContainerID: gid, HostID: os.Getegid(), Size: 1}}
+		if err := os.WriteFile(dir+"setgroups", []byte("deny"), 0); err != nil {
+			return err
+		}
+	}
+	for _, one := range []struct {
+		file string
+		m    []syscall.SysProcIDMap
+	}{{"uid_map", us}, {"gid_map", gs}} {
+		var text []byte // the kernel takes the whole of it in one write
+		for _, r := range one.m {
+			text = fmt.Appendf(text, "%d %d %d\n", r.ContainerID, r.HostID, r.Size)
+		}
+		if err := os.WriteFile(dir+one.file, text, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // attr returns how a process of these identities is cloned. uid and gid are what
 // it is inside where there is a single identity.
 func (ids identities) attr(uid, gid int) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET,
+		Cloneflags: namespaces,
 		Setsid:     true,
 	}
 	switch {

@@ -257,6 +257,11 @@ func (p *Provider) blueprint(r sandbox.CreateRequest, spec Spec) (*blueprint, er
 	}
 	if b.workdir == "" {
 		b.workdir = userHome + "/workspace"
+		if img == nil && (b.user == userName || b.uid == 0) {
+			// Made with the root, which is faster than asking for it afterwards.
+			uid, gid := uint32(b.uid), uint32(b.gid)
+			b.plan.Dirs = append(b.plan.Dirs, enter.Dir{Path: b.workdir, Mode: 0o755, UID: uid, GID: gid})
+		}
 	}
 	b.workdir = path.Clean(b.workdir)
 	if !path.IsAbs(b.workdir) {

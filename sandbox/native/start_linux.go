@@ -16,7 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"assay/fault"
+	"assay/internal/guest"
 	"assay/internal/guest/enter"
+	"assay/internal/guest/fork"
 	"assay/internal/guest/guestbin"
 	"assay/internal/guest/supervise"
 	"assay/internal/guest/wire"
@@ -24,7 +26,12 @@ import (
 
 // program is the exec server as a sealed copy in memory: nobody can change it,
 // not even through /proc, and its name says nothing.
-type program struct{ file *os.File }
+type program struct {
+	file *os.File
+	// copying: processes are started by the syscall package, in the way that works
+	// on every kind of machine.
+	copying bool
+}
 
 // load finds the exec server and copies it.
 func load(o Options) (*program, error) {
@@ -61,7 +68,7 @@ func load(o Options) (*program, error) {
 		_ = f.Close()
 		return nil, &startError{"make the exec server's copy", "", err}
 	}
-	return &program{f}, nil
+	return &program{file: f, copying: !fork.Available}, nil
 }
 
 // process is the first process of a sandbox, seen from outside.
@@ -89,6 +96,39 @@ type startRequest struct {
 	uid, gid int
 	// join puts the process into its cgroups before it does anything.
 	join func(pid int) error
+	// copying is that of the program.
+	copying bool
+}
+
+// bear clones the first process. Its standard streams are far and null.
+func (pr *program) bear(r *startRequest, far, null *os.File) (*os.Process, error) {
+	path := fmt.Sprintf("/proc/self/fd/%d", childSelf)
+	argv := []string{supervise.ProcessName, enter.Arg}
+	files := []*os.File{far, far, null, pr.file}
+	if pr.copying {
+		if r.ids.helpers {
+			argv = append(argv, enter.WaitArg)
+		}
+		return os.StartProcess(path, argv, &os.ProcAttr{Dir: "/", Env: guest.StartEnv(), Files: files, Sys: r.ids.attr(r.uid, r.gid)})
+	}
+	s := &fork.Spec{Path: path, Argv: argv, Env: guest.StartEnv(), Flags: namespaces, Ambient: capabilities}
+	for _, f := range files {
+		s.Files = append(s.Files, int(f.Fd()))
+	}
+	pid, err := fork.Start(s)
+	if err != nil {
+		return nil, err
+	}
+	p, err := os.FindProcess(pid)
+	if err == nil && !r.ids.helpers {
+		err = r.ids.write(pid, r.uid, r.gid)
+	}
+	if err != nil {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		_, werr := p.Wait()
+		return nil, errors.Join(err, werr)
+	}
+	return p, nil
 }
 
 // start makes the namespaces and the root. On error nothing is left.
@@ -103,16 +143,11 @@ func (pr *program) start(ctx context.Context, r startRequest) (*process, error) 
 		_ = unix.Close(fds[0])
 		return nil, &startError{"make a socket", "", err}
 	}
+	r.copying = pr.copying
 	p := &process{stream: os.NewFile(uintptr(fds[0]), "stream"), over: make(chan struct{})}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err == nil {
-		argv := []string{supervise.ProcessName, enter.Arg}
-		if r.ids.helpers {
-			argv = append(argv, enter.WaitArg)
-		}
-		p.p, err = os.StartProcess(fmt.Sprintf("/proc/self/fd/%d", childSelf), argv, &os.ProcAttr{
-			Dir: "/", Env: []string{}, Files: []*os.File{far, far, null, pr.file}, Sys: r.ids.attr(r.uid, r.gid),
-		})
+		p.p, err = pr.bear(&r, far, null)
 		_ = null.Close()
 	}
 	_ = far.Close()
@@ -160,7 +195,9 @@ func (p *process) instruct(r startRequest) error {
 		if err := r.ids.grant(p.pid); err != nil {
 			return &startError{"map identities", "", err}
 		}
-		msg = append([]byte{0}, msg...)
+		if r.copying {
+			msg = append([]byte{0}, msg...)
+		}
 	}
 	if _, err := p.stream.Write(msg); err != nil {
 		return &startError{"send the plan", "", err}

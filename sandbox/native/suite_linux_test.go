@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -98,9 +99,38 @@ func TestSuiteTools(t *testing.T) {
 const ordinary = 65534
 
 // TestAsOrdinaryUser runs the other tests of this package again, as somebody who
-// is not root.
+// is not root and has no other identity.
 func TestAsOrdinaryUser(t *testing.T) {
 	guesttest.Require(t, "root", os.Geteuid() == 0, "only root can become somebody else")
+	again(t, false)
+}
+
+// TestWithSubordinateIdentities does so as somebody to whom subuid(5) grants more.
+func TestWithSubordinateIdentities(t *testing.T) {
+	guesttest.Require(t, "root", os.Geteuid() == 0, "only root can become somebody else")
+	for _, tool := range []string{"newuidmap", "newgidmap", "unshare", "setpriv"} {
+		_, err := exec.LookPath(tool)
+		guesttest.Require(t, "subids", err == nil, "there is no "+tool+" (apt install uidmap util-linux)")
+	}
+	again(t, true)
+}
+
+// granted runs its arguments as an ordinary user with subordinate ids, in an /etc
+// that only it and what it starts can see.
+const granted = `
+set -e
+cp -a /etc "$2/etc"
+printf '%s:200000:65536\n' "$1" | tee "$2/etc/subuid" > "$2/etc/subgid"
+mount --bind "$2/etc" /etc
+user=$1
+shift 2
+exec setpriv --reuid="$user" --regid="$user" --clear-groups -- "$@"
+`
+
+// again runs the other tests of this package as an ordinary user, with
+// subordinate ids or without any.
+func again(t *testing.T, subids bool) {
+	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "ordinary-")
 	if err != nil {
 		t.Fatal(err)
@@ -122,16 +152,27 @@ func TestAsOrdinaryUser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// These two need what only root has here (root itself, the engine's socket);
-	// they run in this process, so a requirement of either must not fail them there.
-	args := []string{"-test.v", "-test.timeout=5m", "-test.skip=^(TestAsOrdinaryUser|TestImageFromEngine)$"}
+	// These need what only root has here (root itself, the engine's socket);
+	// they run in this process, so a requirement of any must not fail them there.
+	skip := "^(TestAsOrdinaryUser|TestWithSubordinateIdentities|TestImageFromEngine)$"
+	if subids {
+		skip += "|^TestSuiteTools$/^power-(inventory|suspender)$" // Info says that they cannot be kept there
+	}
+	args := []string{"-test.v", "-test.timeout=5m", "-test.skip=" + skip}
 	if testing.Short() {
 		args = append(args, "-test.short")
 	}
+	require := os.Getenv("ASSAY_REQUIRE")
 	cmd := exec.Command(binary, args...)
+	if subids {
+		cmd = exec.Command("unshare", append([]string{"--mount", "sh", "-c", granted, "sh", strconv.Itoa(ordinary), dir, binary}, args...)...)
+		require += ",subids"
+	} else {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}}
+		require = strings.ReplaceAll(require, "subids", "")
+	}
 	cmd.Dir = home
-	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "PATH=" + os.Getenv("PATH"), guestVar + "=" + guesttest.Build(t), "ASSAY_REQUIRE=" + os.Getenv("ASSAY_REQUIRE")}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinary, Gid: ordinary}}
+	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "PATH=" + os.Getenv("PATH"), guestVar + "=" + guesttest.Build(t), "ASSAY_REQUIRE=" + require}
 	out, err := cmd.CombinedOutput()
 	for line := range strings.SplitSeq(string(out), "\n") {
 		if strings.Contains(line, "SKIP") || strings.Contains(line, "FAIL") || err != nil {

@@ -29,8 +29,10 @@ type sigaction struct {
 	mask     uint64
 }
 
-// runtimeHandler is the Go runtime's, for the fault handler to go on to.
+// runtimeHandler is the Go runtime's, to which the fault handler goes on.
 var runtimeHandler uintptr
+
+var _ = &runtimeHandler // the handler in assembly reads it
 
 // endure handles signals with nothing at all. A handler, unlike a signal that is
 // ignored, does not pass to the commands that are started. Package os/signal
