@@ -105,7 +105,7 @@ func startGuest(ctx context.Context, bin guestbin.Guest) (*guestRunner, error) {
 		return nil, errors.Join(err, inR.Close(), inW.Close())
 	}
 	cmd := exec.Command(bin.Path, bin.Args...)
-	cmd.Dir, cmd.Env = "/", []string{}
+	cmd.Dir, cmd.Env = "/", guest.StartEnv()
 	cmd.Stdin, cmd.Stdout = inR, outW
 	// Its own session: an interrupt from the terminal is for this process only.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
