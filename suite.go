@@ -90,8 +90,8 @@ type Experiment struct {
 	// the sandbox.
 	SandboxReuse bool
 	// MaxUses is how many attempts one reused sandbox serves; 0 is no limit.
-	MaxUses int
-	SharedState    string
+	MaxUses     int
+	SharedState string
 	// Judge overrides the project's judge.
 	Judge judge.Config
 	// Setup and Teardown run on the host once per run, only if something will
@@ -151,6 +151,9 @@ type Eval struct {
 	// Revision names what nobody can see from the outside: the body of Test, or
 	// data that it reads. Change it when results of before no longer hold.
 	Revision string
+	// Inputs are host files and folders, relative to Dir, that Test or a command
+	// reads without naming them elsewhere: their content enters carry.
+	Inputs []string
 	// Plugins are reusable conditions of the eval.
 	Plugins []Plugin
 	// Dir is the host folder that relative paths start from.
@@ -181,7 +184,7 @@ type Group struct {
 	OnUnavailable string // "stop-group" or "replace-sandbox"
 	// Plugins are reusable conditions of the group's members.
 	Plugins []Plugin
-	Source        string
+	Source  string
 }
 
 // Check is one declared check. Exactly one of the kinds is set.

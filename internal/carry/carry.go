@@ -187,6 +187,12 @@ func (p *Planner) eval(e *assay.Eval) ([]input, error) {
 			return nil, fmt.Errorf("eval %s: %w", e.ID, err)
 		}
 	}
+	for _, path := range e.Inputs {
+		full := p.at(e.Dir, path)
+		if err := p.upload(&l, "input "+p.short(full), full, []string{".git"}); err != nil {
+			return nil, fmt.Errorf("eval %s: %w", e.ID, err)
+		}
+	}
 	for name, body := range e.Files {
 		l.add("files "+name, content(body))
 	}

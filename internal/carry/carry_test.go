@@ -44,7 +44,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := t.TempDir()
 	for name, body := range map[string]string{
-		"e/workspace/a.txt": "a", "e/workspace/sub/b.txt": "b", "e/hidden/h.txt": "h", "e/solution/solve.sh": "s", "agent/skill.md": "k", "e/warm.sh": "w",
+		"e/workspace/a.txt": "a", "e/workspace/sub/b.txt": "b", "e/hidden/h.txt": "h", "e/solution/solve.sh": "s", "agent/skill.md": "k", "data/d.json": "1", "e/one.json": "1", "e/warm.sh": "w",
 	} {
 		write(t, filepath.Join(dir, name), body, 0o644)
 	}
@@ -62,7 +62,7 @@ func newWorld(t *testing.T) *world {
 			Turns:    []assay.TurnSpec{{Prompt: "one", Checks: []assay.Check{{Succeeded: true}}}, {Prompt: "two"}},
 			Checks:   []assay.Check{{Run: &assay.RunCheck{Command: sandbox.Command{Shell: "npm test"}}}, {Name: "file", File: &assay.FileCheck{Path: "f", Exists: &yes}}},
 			Solution: &sandbox.Command{Shell: "sh solve.sh"}, SolutionDir: filepath.Join(dir, "e/solution"),
-			Diff: assay.DiffRules{Ignore: []string{"tmp/**"}}, Revision: "1", Dir: filepath.Join(dir, "e"),
+			Diff: assay.DiffRules{Ignore: []string{"tmp/**"}}, Revision: "1", Inputs: []string{"../data", "one.json"}, Dir: filepath.Join(dir, "e"),
 		},
 		Levels: []carry.Level{
 			{Owner: "config", Layer: sandbox.NewLayer().Prepare(sandbox.Command{Shell: "npm ci"})},
@@ -137,6 +137,8 @@ func TestEveryInputCounts(t *testing.T) {
 		{"prompt", pair(func(p *carry.Pair) { p.Eval.Turns[1].Prompt = "TWO" }), "turn 2"},
 		{"session", pair(func(p *carry.Pair) { p.Eval.Turns[1].NewSession = true }), "turn 2 newSession"},
 		{"check of a turn", pair(func(p *carry.Pair) { p.Eval.Turns[0].Checks[0].Soft = true }), "turn 1 check succeeded"},
+		{"registered input", file("data/d.json", "{}"), "input data d.json"},
+		{"registered file", file("e/one.json", "{}"), "input e/one.json"},
 		{"hidden", file("e/hidden/h.txt", "H"), "hidden h.txt"},
 		{"check", pair(func(p *carry.Pair) { p.Eval.Checks[0].Run.Exit = 1 }), "check run npm test"},
 		{"check added", pair(func(p *carry.Pair) { p.Eval.Checks = append(p.Eval.Checks, assay.Check{Changed: "x"}) }), "check changed x"},

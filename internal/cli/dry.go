@@ -34,9 +34,13 @@ func (a *app) dry(ctx context.Context, suite *assay.Suite, root string, o expOpt
 		fmt.Fprintf(w, "notice: %s\n", n.Message)
 	}
 	for _, x := range p.Experiments {
+		shared := sharingOf(x)
 		fmt.Fprintf(w, "\n%s\n", describeExperiment(x))
+		for _, text := range shared.texts {
+			fmt.Fprintf(w, "  %s\n", text)
+		}
 		for _, s := range x.Slots {
-			fmt.Fprintf(w, "  %s#%d\t%s\n", s.Ref.Eval, s.Ref.Ordinal, action(s))
+			fmt.Fprintf(w, "  %s#%d\t%s%s\n", s.Ref.Eval, s.Ref.Ordinal, action(s), shared.of(s))
 			for _, c := range s.Changed {
 				fmt.Fprintf(w, "  \t  %s\n", c)
 			}
@@ -56,10 +60,76 @@ func describeExperiment(x *plan.Experiment) string {
 	if x.Slots[0].Timeout > 0 {
 		parts = append(parts, fmt.Sprintf("timeout %s (%s)", x.Slots[0].Timeout, x.Slots[0].TimeoutLayer))
 	}
+	if x.Def.Profile != "" {
+		parts = append(parts, "profile "+x.Def.Profile)
+	}
 	if x.Def.MaxConcurrency > 0 {
 		parts = append(parts, fmt.Sprintf("width %d", x.Def.MaxConcurrency))
 	}
+	if x.Def.SharedState != "" {
+		parts = append(parts, "shared state "+x.Def.SharedState)
+	}
 	return strings.Join(parts, " · ")
+}
+
+// sharing is how the slots of an experiment share sandboxes.
+type sharing struct {
+	numbers map[string]int // of the lanes, from 1
+	texts   []string       // one for each
+}
+
+// sharingOf numbers the lanes of what is executed: a carried result needs none.
+func sharingOf(x *plan.Experiment) sharing {
+	s := sharing{numbers: map[string]int{}}
+	count := map[string]int{}
+	for _, slot := range x.Executing() {
+		count[slot.Lane]++
+	}
+	for _, slot := range x.Executing() {
+		if slot.Lane == "" || s.numbers[slot.Lane] > 0 {
+			continue
+		}
+		n := len(s.numbers) + 1
+		s.numbers[slot.Lane] = n
+		text := fmt.Sprintf("lane %d: %d attempts share %s sandboxes", n, count[slot.Lane], slot.Environment.Label())
+		if g := slot.Group; g != nil {
+			text = fmt.Sprintf("lane %d: group %s, %d attempts in one %s sandbox, in order; when it is lost: %s", n, g.ID, count[slot.Lane], slot.Environment.Label(), lostText(g.OnUnavailable))
+		} else {
+			if x.Def.MaxConcurrency > 0 {
+				text += fmt.Sprintf(", at most %d at once over all lanes", x.Def.MaxConcurrency)
+			}
+			if x.Def.MaxUses > 0 {
+				text += fmt.Sprintf(", each for %d attempts", x.Def.MaxUses)
+			}
+			if d := slot.Settings.Lifetime; d > 0 {
+				text += fmt.Sprintf(", lifetime %s", d)
+			}
+		}
+		s.texts = append(s.texts, text)
+	}
+	return s
+}
+
+func lostText(policy string) string {
+	if policy == "" {
+		return "stop-group"
+	}
+	return policy
+}
+
+// number is the lane of a slot that is executed, 0 for a sandbox of its own.
+func (s sharing) number(slot *plan.Slot) int {
+	if slot.Action != plan.Execute {
+		return 0
+	}
+	return s.numbers[slot.Lane]
+}
+
+func (s sharing) of(slot *plan.Slot) string {
+	if n := s.number(slot); n > 0 {
+		return fmt.Sprintf(", lane %d", n)
+	}
+	return ""
 }
 
 // tally counts what happens to slots, where more than one thing does.
@@ -106,6 +176,10 @@ type drySlot struct {
 	Changed    []string `json:"changed,omitempty"`
 	Locator    string   `json:"locator,omitempty"`
 	Key        string   `json:"key,omitempty"`
+	// Lane is equal for slots of an experiment that share sandboxes, Group the
+	// group that does.
+	Lane  int    `json:"lane,omitempty"`
+	Group string `json:"group,omitempty"`
 }
 
 type dryError struct {
@@ -121,10 +195,18 @@ func (a *app) dryJSON(p *plan.Plan, linkErr error) error {
 		Errors []dryError `json:"errors"`
 	}{Schema: "assay.exp-plan/v1", Slots: []drySlot{}, Errors: []dryError{}}
 	if p != nil {
+		lanes := map[*plan.Experiment]sharing{}
+		for _, x := range p.Experiments {
+			lanes[x] = sharingOf(x)
+		}
 		for _, s := range p.Slots() {
 			d := drySlot{Experiment: string(s.Ref.Experiment), Eval: string(s.Ref.Eval), Ordinal: s.Ref.Ordinal, Action: string(s.Action), Reason: s.Reason, Changed: s.Changed, Locator: string(s.Prior)}
 			if s.Environment != nil {
 				d.Key = string(s.Environment.Key)
+			}
+			d.Lane = lanes[s.Experiment].number(s)
+			if s.Group != nil {
+				d.Group = s.Group.ID
 			}
 			doc.Slots = append(doc.Slots, d)
 		}

@@ -199,6 +199,11 @@ func (f *file) eval(in *projectfile.Eval) *assay.Eval {
 		e.Diff = assay.DiffRules{Ignore: in.Diff.Ignore, Include: in.Diff.Include}
 	}
 	f.clashes(e, at.Key("files"))
+	for i, p := range in.Inputs {
+		if full, ok := f.input(p, at.Key("inputs").Index(i)); ok {
+			e.Inputs = append(e.Inputs, full)
+		}
+	}
 	e.Plugins = f.pluginsOf(in.Plugins, at.Key("plugins"))
 	return e
 }

@@ -115,6 +115,12 @@ func (f *file) pluginOf(in *projectfile.Plugin, at field) *assay.Plugin {
 	return &p
 }
 
+// input resolves a file or folder that a result depends on.
+func (f *file) input(p string, at field) (string, bool) {
+	info, err := os.Stat(filepath.Join(f.dir(), filepath.FromSlash(p)))
+	return f.resolve(p, err == nil && info.IsDir(), at)
+}
+
 func (l *loader) nearPlugin(name string) string {
 	entries, _ := os.ReadDir(filepath.Join(l.root, pluginsDir)) // a missing folder has none
 	var names []string

@@ -2,6 +2,7 @@ package discover
 
 import (
 	"context"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -15,7 +16,9 @@ func TestPlugins(t *testing.T) {
 		"plugins/cache.yaml":     "description: d\nrevision: \"1\"\nwith: {size: small, n: 1}\nsetup: [warm]\nteardown: [{run: cool, user: root}]\n",
 		"plugins/unrelated.yaml": "this: is not ours\n",
 		"experiments/x.yaml":     "agent: nop\nsandbox: {docker: {image: i}}\nplugins:\n  - cache\n  - {name: cache, key: big, revision: \"2\", with: {size: big}}\n  - {name: own, setup: [a], with: {k: v}}\n",
-		"evals/e.eval.yaml":      "prompt: hi\nrevision: r7\nplugins: [cache]\n",
+		"evals/e.eval.yaml":      "prompt: hi\nrevision: r7\ninputs: [data, one.json]\nplugins: [cache]\n",
+		"evals/data/a":           "a",
+		"evals/one.json":         "1",
 		"evals/g/m.eval.yaml":    "prompt: hi\n",
 		"evals/g/group.yaml":     "evals: [m]\nplugins: [{name: mock, teardown: [stop]}]\n",
 	})
@@ -33,7 +36,7 @@ func TestPlugins(t *testing.T) {
 	if got := s.Experiments[0].Plugins; !reflect.DeepEqual(got, []assay.Plugin{cache, big, own}) {
 		t.Errorf("experiment: %+v", got)
 	}
-	if got := s.Evals[0]; !reflect.DeepEqual(got.Plugins, []assay.Plugin{cache}) || got.Revision != "r7" {
+	if got := s.Evals[0]; !reflect.DeepEqual(got.Plugins, []assay.Plugin{cache}) || got.Revision != "r7" || !reflect.DeepEqual(got.Inputs, []string{filepath.Join(dir, "evals/data"), filepath.Join(dir, "evals/one.json")}) {
 		t.Errorf("eval: %+v, revision %q", got.Plugins, got.Revision)
 	}
 	if got := s.Groups[0].Plugins; len(got) != 1 || got[0].Name != "mock" {

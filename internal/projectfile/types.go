@@ -201,6 +201,7 @@ type Eval struct {
 	Judge         *EvalJudge        `yaml:"judge" doc:"Overrides the judge of the experiment and the project."`
 	Metadata      map[string]any    `yaml:"metadata" doc:"Stored with each attempt."`
 	Revision      string            `yaml:"revision" min:"1" doc:"Names what cannot be seen here; change it when results of before no longer hold."`
+	Inputs        []string          `yaml:"inputs" format:"hostpath" doc:"Further files and folders whose content a result depends on."`
 	Plugins       []Plugin          `yaml:"plugins" doc:"Reusable conditions of its sandboxes."`
 }
 
