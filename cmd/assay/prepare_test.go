@@ -230,3 +230,57 @@ func TestSecondRunBuildsNothing(t *testing.T) {
 		t.Errorf("second: exit %d\n%s%s", second.exit, second.stdout, second.stderr)
 	}
 }
+
+// A scripted provider that fails in each way, through the whole program.
+func TestScriptedProviderFailsInEachClass(t *testing.T) {
+	for name, c := range map[string]struct {
+		faults string
+		exit   int // with the sandbox as the config's default
+		shared int // with it as one eval's own, beside one that works
+		want   string
+		class  string
+	}{
+		"a bad token":        {"check: {config: 'the API token is not valid'}", 2, 2, "the API token is not valid", ""},
+		"a service in parts": {"check: {class: resource}", 3, 3, "the fake sandbox is not ready", ""},
+		"a failing step":     {"prepare: {config: 'RUN make', stage: dockerfile}", 2, 1, "could not be prepared (config at dockerfile)", "config"},
+		"memory":             {"prepare: {resource: 'killed', stage: install}", 3, 1, "could not be prepared (resource: oom at install)", "resource"},
+		"disk":               {"prepare: {resource: 'no space left', stage: image}", 3, 1, "could not be prepared (resource: enospc at image)", "resource"},
+		"a busy registry":    {"prepare: {transient: 9, stage: image}", 3, 1, "could not be prepared (transient at image)", "transient"},
+		"an odd error":       {"prepare: {class: unknown}", 3, 1, "could not be prepared (unknown at prepare)", "unknown"},
+	} {
+		for where, exit := range map[string]int{"config": c.exit, "eval": c.shared} {
+			t.Run(name+"/"+where, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				files := map[string]string{
+					"bad.yaml": "faults: {" + c.faults + "}\n", "experiments/x.yaml": "agent: nop\n",
+					"evals/a.eval.yaml": "prompt: hi\nchecks: [{run: 'true'}]\n", "evals/b.eval.yaml": "prompt: hi\nchecks: [{run: 'true'}]\n",
+				}
+				if where == "config" {
+					files["assay.yaml"] = "defaults: {sandbox: {fake: {script: bad.yaml}}}\n"
+				} else {
+					files["assay.yaml"] = "defaults: {sandbox: {fake: {}}}\n"
+					files["evals/b.eval.yaml"] += "sandbox: {fake: {script: ../bad.yaml}}\n"
+				}
+				write(t, dir, files)
+				o := asJob(t, dir, "exp")
+				if o.exit != exit || !strings.Contains(o.stdout+o.stderr, c.want) || !strings.Contains(o.summary, c.want) {
+					t.Fatalf("exit %d, want %d with %q\n%s\n%s\n%s", o.exit, exit, c.want, o.stdout, o.stderr, o.summary)
+				}
+				if n := len(o.annotations()); c.class != "" && n != 1 {
+					t.Errorf("%d annotations", n)
+				}
+				if c.class == "" || where == "config" {
+					return
+				}
+				v := verdicts(t, dir)
+				if len(v["a"]) != 1 || v["a"][0].Verdict != "passed" || len(v["b"]) != 1 || v["b"][0].Verdict != "errored" {
+					t.Fatalf("%+v", v)
+				}
+				if p := v["b"][0].Error.Prepare; p == nil || p.Class != c.class || !slices.Equal(p.Levels, []string{"eval b"}) {
+					t.Errorf("%+v", p)
+				}
+			})
+		}
+	}
+}

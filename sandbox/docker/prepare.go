@@ -228,6 +228,9 @@ func imageError(ref string, err error) error {
 		return err
 	}
 	out := &fault.Error{What: "find image " + ref, Err: err, Class: classify(err)}
+	if noSpace(err) {
+		out.Code, out.Fix = "enospc", "Free disk space for the engine, for example with `assay image prune` or `docker image prune`."
+	}
 	if statusOf(err) == http.StatusNotFound {
 		out.Code, out.Fix = "sandbox.image-missing", "Check the image's name; an id can only name an image that is on this machine."
 	}

@@ -101,7 +101,8 @@ type Fault struct {
 	Transient int `yaml:"transient,omitempty"`
 	Transport int `yaml:"transport,omitempty"`
 	Fail      int `yaml:"fail,omitempty"`
-	// Config and Resource let every call fail with this text and class.
+	// Config and Resource let every call fail with this text and class. A resource
+	// is the disk where the text says so, else memory.
 	Config   string `yaml:"config,omitempty"`
 	Resource string `yaml:"resource,omitempty"`
 	// Class lets the first Times calls (0: all) fail with that class: "config",
@@ -189,8 +190,12 @@ func (t *trip) next(ctx context.Context, op string, f Fault) error {
 	n := t.calls
 	t.mu.Unlock()
 	failed := func(class fault.Class, text string) error {
+		code := "sandbox.fake-" + op
+		if class == fault.Resource {
+			code = ranOut(text)
+		}
 		return &fault.Error{
-			Code: "sandbox.fake-" + op, What: op, Err: &failure{class, text},
+			Code: code, What: op, Err: &failure{class, text},
 			Fix: "Remove the fault `" + op + "` from the script of the fake sandbox.",
 		}
 	}
@@ -217,6 +222,16 @@ func (t *trip) next(ctx context.Context, op string, f Fault) error {
 		return failed(classes[f.Class], "failed as scripted ("+f.Class+")")
 	}
 	return nil
+}
+
+// ranOut is the code of what a failure of class resource says ran out.
+func ranOut(text string) string {
+	for _, w := range []string{"enospc", "disk", "space"} {
+		if strings.Contains(strings.ToLower(text), w) {
+			return "enospc"
+		}
+	}
+	return "oom"
 }
 
 func (t *trip) count() int {

@@ -142,6 +142,12 @@ func prepareClasses(t testing.TB, h Harness) {
 		if s.failed == "" {
 			t.Errorf("%s: the work that failed did not run inside Steps.Do, so its stage is unknown: %v", f, err)
 		}
+		if code := fault.CodeOf(err); want == fault.Resource && code != "oom" && code != "enospc" {
+			t.Errorf("%s: the code %q does not say what ran out, oom or enospc: %v", f, code, err)
+		}
+		if want == fault.Config && fault.FixOf(err) == "" {
+			t.Errorf("%s: the error does not say what the user can do: %v", f, err)
+		}
 	}
 	if tried == 0 {
 		t.Skip("the harness cannot make Prepare fail")
