@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ import (
 	"assay/internal/emit"
 	"assay/internal/event"
 	"assay/internal/jsonstream"
+	"assay/internal/keep"
 	"assay/internal/plain"
 	"assay/internal/plan"
 	"assay/internal/run"
@@ -36,6 +38,7 @@ type expOptions struct {
 	early     bool
 	noEarly   bool
 	keep      string
+	teardown  teardownOptions
 	rerun     string
 	agent     string
 	model     string
@@ -67,6 +70,9 @@ func (a *app) exp() *cobra.Command {
 			if err := o.check(c); err != nil {
 				return err
 			}
+			if o.teardown.run {
+				return a.tearDown(c.Context(), o)
+			}
 			return a.runExp(c.Context(), o)
 		},
 	}
@@ -83,11 +89,12 @@ func (a *app) exp() *cobra.Command {
 	f.BoolVar(&o.noEarly, "no-early-exit", false, "run all attempts whatever the experiment says")
 	f.StringVar(&o.rerun, "rerun", "", "also run again what failed (--rerun), or everything (--rerun all)")
 	f.Lookup("rerun").NoOptDefVal = string(plan.RerunFailed)
-	f.StringVar(&o.keep, "keep-sandbox", "", "not done by this version")
-	f.Lookup("keep-sandbox").NoOptDefVal = "failed"
+	f.StringVar(&o.keep, "keep-sandbox", "", "keep the sandboxes of failed and errored attempts (--keep-sandbox), or of all (--keep-sandbox all)")
+	f.Lookup("keep-sandbox").NoOptDefVal = keep.Failed
+	o.teardown.flags(c)
 	f.StringVar(&o.agent, "agent", "", "")
 	f.StringVar(&o.model, "model", "", "")
-	for _, hidden := range []string{"agent", "model", "keep-sandbox"} {
+	for _, hidden := range []string{"agent", "model"} {
 		f.Lookup(hidden).Hidden = true
 	}
 	c.AddCommand(a.expList(), a.expRename())
@@ -100,8 +107,6 @@ func (o *expOptions) check(c *cobra.Command) error {
 	switch {
 	case changed("agent"), changed("model"):
 		return fault.Configf("usage", "Change `agent:` or `model:` in the experiment's file, or copy the file: one file is one configuration.", "an experiment's agent and model cannot be set by a flag")
-	case changed("keep-sandbox"):
-		return fault.Configf("keep-sandbox-unavailable", "Remove --keep-sandbox.", "this version cannot keep sandboxes")
 	case changed("rerun") && o.rerun != string(plan.RerunFailed) && o.rerun != string(plan.RerunAll):
 		return fault.Configf("usage", "Give --rerun or --rerun all.", "--rerun cannot be %q", o.rerun)
 	case o.early && o.noEarly:
@@ -115,11 +120,14 @@ func (o *expOptions) check(c *cobra.Command) error {
 	case changed("budget") && o.sel.Budget <= 0:
 		return fault.Configf("usage", "Give an amount of USD.", "--budget must be positive")
 	}
-	o.sel.Rerun = plan.Rerun(o.rerun)
+	if err := keep.CheckLevel(o.keep); err != nil {
+		return err
+	}
+	o.sel.Rerun, o.sel.KeepSandbox = plan.Rerun(o.rerun), o.keep
 	if o.early || o.noEarly {
 		o.sel.EarlyExit = &o.early
 	}
-	return nil
+	return o.teardown.check(o, changed)
 }
 
 func (a *app) runExp(ctx context.Context, o expOptions) error {
@@ -195,7 +203,7 @@ func (a *app) execute(ctx context.Context, suite *assay.Suite, p *plan.Plan, wri
 	defer in.close()
 	left := a.reporting(writer.Root(), v.Handle)
 	out, err := run.Run(in.work, run.Options{
-		Plan: p, Writer: writer, Sink: left.Handle, Env: a.p.Env, Root: suite.Root, Owner: owner(), Tool: a.w.Version, Force: in.force,
+		Plan: p, Writer: writer, Sink: left.Handle, Env: a.p.Env, Root: suite.Root, State: filepath.Join(suite.Root, ".assay"), Owner: owner(), Tool: a.w.Version, Force: in.force,
 	})
 	verr := v.Close()
 	left.finish(whyNothingRan(err))

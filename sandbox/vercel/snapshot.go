@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"strings"
 	"time"
 
 	"assay/fault"
@@ -156,3 +158,17 @@ var (
 	_ sandbox.Waker     = (*Provider)(nil)
 	_ sandbox.Suspender = (*driver)(nil)
 )
+
+// Exists reports whether a sandbox, or the snapshot of a suspended one, is there.
+func (p *Provider) Exists(ctx context.Context, id string) (bool, error) {
+	var err error
+	if strings.HasPrefix(id, snapshotPrefix) {
+		_, err = p.API().GetSnapshot(ctx, id)
+	} else {
+		_, err = p.API().Get(ctx, id, false)
+	}
+	if s := vercelapi.StatusOf(err); s == http.StatusNotFound || s == http.StatusGone {
+		return false, nil
+	}
+	return err == nil, err
+}
