@@ -110,7 +110,7 @@ func suite(t *testing.T, spec Spec) sandboxtest.Harness {
 			}
 			return r.Container.Config.Labels, nil
 		},
-		User: "node",
+		User: "node", BakesHarness: true,
 	}
 	// broken makes a provider behind a proxy.
 	broken := func(t testing.TB, fault func(*proxy) sandboxtest.Broken) sandboxtest.Broken {
