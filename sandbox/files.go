@@ -29,10 +29,17 @@ const (
 
 // retry repeats an idempotent operation while it fails transiently.
 func (s *Sandbox) retry(ctx context.Context, what string, op func() error) error {
-	for try := 1; ; try++ {
+	return s.repeat(ctx, what, func() error {
 		if why := s.Unusable(); why != nil {
 			return &fault.Error{Code: "sandbox-unusable", What: what, Err: fmt.Errorf("%w: %w", ErrUnusable, why)}
 		}
+		return op()
+	})
+}
+
+// repeat is retry for what is done to unusable sandboxes too.
+func (s *Sandbox) repeat(ctx context.Context, what string, op func() error) error {
+	for try := 1; ; try++ {
 		err := op()
 		if err == nil {
 			return nil

@@ -87,10 +87,11 @@ func (s *Sandbox) Path(p string) string {
 	return path.Join(s.d.Workdir(), p)
 }
 
-// Stop destroys the environment. It is idempotent.
+// Stop destroys the environment. It is idempotent, and repeated while it fails
+// transiently: what is not stopped goes on costing.
 func (s *Sandbox) Stop(ctx context.Context) error {
 	s.markUnusable(errors.New("it was stopped"))
-	return s.d.Stop(ctx)
+	return s.repeat(ctx, "stop the sandbox", func() error { return s.d.Stop(ctx) })
 }
 
 // Unusable returns why the sandbox must not be used again, or nil.

@@ -77,10 +77,10 @@ sandbox: {` + sandbox + `, lifetime: 1h, setup: ["mkdir -p void tree && echo too
 `,
 			"evals/e/eval.yaml": `prompt: go
 setup:
-  - {run: "find . -name .git -prune -o -printf '%p %y %m %s\\n' | sort > /tmp/seen && sha256sum < /tmp/seen > /tmp/sum-$$ && cat file secret file2 keep tree/b/c tool >/dev/null"}
+  - {run: "find . -name .git -prune -o -type d -printf '%p d %m\\n' -o -printf '%p %y %m %s\\n' | sort > /tmp/seen && cat file secret file2 keep tree/b/c tool >/dev/null"}
   - {run: "test -f /tmp/first || cp /tmp/seen /tmp/first; diff /tmp/first /tmp/seen"}
 checks:
-  - {changed: file}
+  - {file: file, equals: "changed\n"}
 `,
 			"evals/e/workspace/file": "one\n", "evals/e/workspace/file2": "two\n", "evals/e/workspace/secret": "s\n",
 			"evals/e/workspace/keep": "keep\n", "evals/e/workspace/tree/b/c": "c\n",

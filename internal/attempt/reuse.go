@@ -307,7 +307,7 @@ func Close(force context.Context, b *pool.Box, notes func(phase string) sandbox.
 	}
 	ctx, cancel := fault.WithTimeout(context.WithoutCancel(force), "stop-limit", StopLimit, "built-in")
 	defer cancel()
-	if err := Bounded(ctx, b.Driver.Stop); err != nil {
+	if err := Bounded(ctx, b.Face.Stop); err != nil {
 		all = append(all, &fault.Error{Class: fault.ClassOf(err), Code: "sandbox-stop-failed", Stage: "sandbox.stop", Fix: fault.FixOf(err), What: "stop sandbox " + b.Driver.ID(), Err: err})
 	}
 	return errors.Join(all...)

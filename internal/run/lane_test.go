@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -575,4 +576,85 @@ func TestInterruptedReuseLeavesNothing(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whatever fails, times out or is cut, every permit comes back (the run ends)
+// and every sandbox is destroyed, those that were shared too.
+func TestAnyInterleavingLeavesNothing(t *testing.T) {
+	for seed := range uint64(24) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			var mu sync.Mutex
+			chance := func(of int) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return rng.IntN(of) == 0
+			}
+			p := fake.New(fake.Script{Faults: fake.Faults{Stop: fake.Fault{Transient: rng.IntN(2)}}})
+			m := meddler{p, func(snapshot.Op) error {
+				if chance(25) {
+					return errors.New("the ledger fails")
+				}
+				return nil
+			}}
+			layer := sandbox.From(sandbox.Template{Provider: m, Spec: struct{}{}}).Lifetime(time.Hour).
+				Setup(func(context.Context, *sandbox.Sandbox, sandbox.Notes) error {
+					if chance(12) {
+						return errors.New("set-up fails")
+					}
+					return nil
+				}).
+				Teardown(func(ctx context.Context, _ *sandbox.Sandbox, _ sandbox.Notes) error {
+					if chance(12) {
+						<-ctx.Done()
+						return context.Cause(ctx)
+					}
+					return nil
+				})
+			who := writer{func(ctx context.Context, s *agent.Session) error {
+				switch {
+				case chance(8):
+					return errors.New("the agent fails")
+				case chance(10):
+					_, err := s.Sandbox.RunCommand(ctx, []string{"sleep", "1000"})
+					return err
+				case chance(10):
+					return s.Sandbox.Stop(ctx)
+				case chance(15):
+					panic("a bug")
+				}
+				time.Sleep(time.Second)
+				return nil
+			}}
+			fresh := assay.Experiment{ID: "fresh", Sandbox: p.Layer(), Agent: who, Attempts: 6, Timeout: 20 * time.Second}
+			many := assay.Experiment{ID: "shared", Sandbox: layer, Agent: who, Attempts: 8, Timeout: 20 * time.Second, SandboxReuse: true, MaxConcurrency: 1 + rng.IntN(3), MaxUses: rng.IntN(4)}
+			grouped := assay.Experiment{ID: "grouped", Agent: who, Attempts: 3, Timeout: 20 * time.Second, Evals: []string{"g"}}
+			suite := assay.Suite{
+				Experiments: []assay.Experiment{fresh, many, grouped}, Evals: []assay.Eval{hello("a"), hello("b"), hello("g/1"), hello("g/2")},
+				Groups: []assay.Group{{ID: "g", Evals: []ref.EvalID{"g/2", "g/1"}, Sandbox: layer, OnUnavailable: []string{"", "replace-sandbox"}[rng.IntN(2)]}},
+			}
+			suite.Experiments[0].Evals, suite.Experiments[1].Evals = []string{"a", "b"}, []string{"a", "b"}
+			var s setup
+			if rng.IntN(2) == 0 {
+				s.interrupt = append(s.interrupt, time.Duration(1+rng.IntN(40))*time.Second)
+				if rng.IntN(2) == 0 {
+					s.interrupt = append(s.interrupt, s.interrupt[0]+time.Duration(rng.IntN(10))*time.Second)
+				}
+			}
+			st := play(t, suite, s)
+			if st.err != nil || st.out.Fatal != nil {
+				t.Fatal(seed, st.err, st.out.Fatal)
+			}
+			if left := p.Instances(""); len(left) != 0 {
+				t.Errorf("seed %d: %d sandboxes are left", seed, len(left))
+			}
+			total := len(st.attempts)
+			for _, e := range st.ends {
+				total += len(e.NotRun)
+			}
+			if total != 12+16+6 {
+				t.Errorf("seed %d: %d slots ended, of 34", seed, total)
+			}
+		})
+	}
 }
