@@ -117,7 +117,9 @@ func TestReuseStartsFromTheResetPoint(t *testing.T) {
 				s.Sandbox.WriteText(ctx, "node_modules/left", "x"), s.Sandbox.WriteText(ctx, "/tmp/left", "x"))
 		}}
 		x := shared(fake.New(fake.Script{}), func(x *assay.Experiment) { x.Agent, x.Attempts = agent, 2 }, func(l sandbox.Layer) sandbox.Layer {
-			return l.Setup(func(ctx context.Context, s *sandbox.Sandbox, _ sandbox.Notes) error { return s.WriteText(ctx, "base", "set up") })
+			return l.Setup(func(ctx context.Context, s *sandbox.Sandbox, _ sandbox.Notes) error {
+				return s.WriteText(ctx, "base", "set up")
+			})
 		})
 		st := play(t, one(x, assay.Eval{ID: "e", Prompt: "go", Files: map[string]string{"task": "t"}}), setup{})
 		if st.err != nil || st.out.Red {
@@ -357,12 +359,14 @@ func TestReuseIsRefusedBeforeAnythingIsMade(t *testing.T) {
 		sel    plan.Selection
 		code   string
 	}{
-		"no lifetime":       {change: func(x *assay.Experiment) { x.Sandbox = p.Layer() }, code: "sandbox.reuse-lifetime-missing"},
-		"a short lifetime":  {change: func(x *assay.Experiment) { x.Sandbox = p.Layer().Lifetime(80 * time.Second) }, code: "sandbox.lifetime-too-short"},
-		"root":              {change: func(x *assay.Experiment) { x.Sandbox = x.Sandbox.User("root") }, code: "sandbox.reuse-root"},
-		"keeping":           {sel: plan.Selection{KeepSandbox: "failed"}, code: "sandbox.reuse-keep-conflict"},
-		"uses without it":   {change: func(x *assay.Experiment) { x.SandboxReuse, x.MaxUses = false, 3 }, code: "sandbox.reuse-max-uses"},
-		"a provider of one": {change: func(x *assay.Experiment) { x.Sandbox = sandbox.From(sandbox.Template{Provider: single{p}, Spec: 1}).Lifetime(time.Hour) }, code: "sandbox.reuse-unavailable"},
+		"no lifetime":      {change: func(x *assay.Experiment) { x.Sandbox = p.Layer() }, code: "sandbox.reuse-lifetime-missing"},
+		"a short lifetime": {change: func(x *assay.Experiment) { x.Sandbox = p.Layer().Lifetime(80 * time.Second) }, code: "sandbox.lifetime-too-short"},
+		"root":             {change: func(x *assay.Experiment) { x.Sandbox = x.Sandbox.User("root") }, code: "sandbox.reuse-root"},
+		"keeping":          {sel: plan.Selection{KeepSandbox: "failed"}, code: "sandbox.reuse-keep-conflict"},
+		"uses without it":  {change: func(x *assay.Experiment) { x.SandboxReuse, x.MaxUses = false, 3 }, code: "sandbox.reuse-max-uses"},
+		"a provider of one": {change: func(x *assay.Experiment) {
+			x.Sandbox = sandbox.From(sandbox.Template{Provider: single{p}, Spec: 1}).Lifetime(time.Hour)
+		}, code: "sandbox.reuse-unavailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := shared(p, tt.change)
