@@ -27,6 +27,9 @@ func real(t *testing.T, change func(*Agent)) *codingtest.Trial {
 	return codingtest.Open(t, a, "claude-sonnet-4-6")
 }
 
+// TestRealInstall installs the pinned CLI once for all other tests.
+func TestRealInstall(t *testing.T) { real(t, nil) }
+
 func TestRealTurns(t *testing.T) {
 	tr := real(t, nil)
 	tr.Turns([]codingtest.Want{
@@ -79,6 +82,7 @@ func TestRealLimits(t *testing.T) {
 		t.Errorf("turn = %s %s", turn.Status, turn.StopReason)
 	}
 	tr.Cancel()
+	tr.Killed("claude")
 }
 
 func TestRealSilence(t *testing.T) {
@@ -101,13 +105,16 @@ func TestRealExtensions(t *testing.T) {
 	put("settings.json", `{"permissions":{"deny":["WebFetch"]}}`)
 	tr := real(t, func(a *Agent) {
 		a.Dir = dir
-		a.MCPServers = []coding.MCPServer{{Name: "echo", Command: "node", Args: []string{filepath.Join(dir, "echo.js")}}}
+		a.MCPServers = []coding.MCPServer{{Name: "echo", Command: "node", Args: []string{filepath.Join(dir, "echo.js")}}, {Name: "far", URL: codingtest.FarServer(t)}}
 		a.Skills = []coding.Skill{{Path: "skills/greet"}}
 		a.Plugins = []coding.Plugin{{Name: "fmt", Marketplace: coding.Source{Path: "market"}}}
 		a.SettingsFile = "settings.json"
 		a.PostSetup = []string{`test -n "$CLAUDE_CONFIG_DIR"`}
 	})
-	tr.Turns([]codingtest.Want{{Text: "mcp echo", Message: "echoed", Tools: []string{"mcp__echo__say completed"}}})
+	tr.Turns([]codingtest.Want{
+		{Text: "mcp echo", Message: "echoed", Tools: []string{"mcp__echo__say completed"}},
+		{Text: "mcp far", Message: "heard", Tools: []string{"mcp__far__say completed"}},
+	})
 	turn := tr.Turn("load skill")
 	if !slices.ContainsFunc(turn.Events, func(e agent.Event) bool { return e.Type == agent.SkillLoaded && e.Name == "greet" }) {
 		t.Errorf("no skill was loaded: %q", codingtest.Tools(turn))

@@ -30,6 +30,9 @@ func real(t *testing.T, change func(*Agent)) *codingtest.Trial {
 	return codingtest.Open(t, a, "gpt-5-scripted")
 }
 
+// TestRealInstall installs the pinned CLI once for all other tests.
+func TestRealInstall(t *testing.T) { real(t, nil) }
+
 func TestRealTurns(t *testing.T) {
 	tr := real(t, nil)
 	tr.Turns([]codingtest.Want{
@@ -76,7 +79,11 @@ func TestRealFailures(t *testing.T) {
 	})
 }
 
-func TestRealLimits(t *testing.T) { real(t, nil).Cancel() }
+func TestRealLimits(t *testing.T) {
+	tr := real(t, nil)
+	tr.Cancel()
+	tr.Killed("codex")
+}
 
 func TestRealSilence(t *testing.T) {
 	tr := real(t, func(a *Agent) { a.StallTimeout = 6 * time.Second })
@@ -98,13 +105,16 @@ func TestRealExtensions(t *testing.T) {
 	put("config.toml", "hide_agent_reasoning = false\n\n[features]\n")
 	tr := real(t, func(a *Agent) {
 		a.Dir = dir
-		a.MCPServers = []coding.MCPServer{{Name: "echo", Command: "node", Args: []string{filepath.Join(dir, "echo.js")}, Env: map[string]string{"A": `b"c`}}}
+		a.MCPServers = []coding.MCPServer{{Name: "echo", Command: "node", Args: []string{filepath.Join(dir, "echo.js")}, Env: map[string]string{"A": `b"c`}}, {Name: "far", URL: codingtest.FarServer(t)}}
 		a.Skills = []coding.Skill{{Path: "skills/greet"}}
 		a.Plugins = []coding.Plugin{{Name: "fmt", Marketplace: coding.Source{Path: "market"}}}
 		a.ConfigFile = "config.toml"
 		a.PostSetup = []string{`test -n "$CODEX_HOME"`}
 	})
-	tr.Turns([]codingtest.Want{{Text: "mcp echo", Message: "echoed", Tools: []string{"mcp__echo__say completed"}}})
+	tr.Turns([]codingtest.Want{
+		{Text: "mcp echo", Message: "echoed", Tools: []string{"mcp__echo__say completed"}},
+		{Text: "mcp far", Message: "heard", Tools: []string{"mcp__far__say completed"}},
+	})
 	items, _ := tr.Notes.Value("agent.manifest").([]coding.Item)
 	at := slices.IndexFunc(items, func(i coding.Item) bool { return i.Kind == "plugin" })
 	if at < 0 || items[at].Name != "fmt@shop" || items[at].Version != "1.2.3" || items[at].Digest == "" {

@@ -13,6 +13,9 @@ import (
 
 func TestMain(m *testing.M) { testreq.Main(m) }
 
+// TestRealInstall installs the pinned CLI once for the other test.
+func TestRealInstall(t *testing.T) { codingtest.Open(t, Agent{}, "m1") }
+
 // TestReal is one attempt of the real CLI, which takes seconds to start: two
 // turns of one session with a tool, an MCP tool, and a failure. It needs npm, and
 // a registry when the CLI is not in this user's cache.

@@ -2,8 +2,11 @@ package codingtest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +16,7 @@ import (
 
 	"assay/agent"
 	"assay/fault"
+	"assay/sandbox"
 )
 
 // Failed is a message whose answer must be a failed send.
@@ -129,4 +133,72 @@ func Put(t *testing.T, dir, name, body string) {
 	if err := os.WriteFile(p, []byte(body), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Killed kills the CLI in the middle of a turn, as running out of memory does,
+// and needs a turn that nobody takes for an answer.
+func (tr *Trial) Killed(program string) {
+	t := tr.T
+	t.Helper()
+	done := make(chan error, 1)
+	started := filepath.Join(tr.Box.Workdir(), "started")
+	if err := os.Remove(started); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	go func() {
+		turn, err := tr.Send(t.Context(), tr.NewSession(), "hang tool")
+		if err == nil {
+			err = fmt.Errorf("a whole turn: %+v", turn)
+		}
+		done <- err
+	}()
+	await(t, started, done)
+	out, err := tr.Box.RunShell(t.Context(), `for p in /proc/[0-9]*; do [ "$(readlink $p/cwd)" = "$PWD" ] && [ "$(cat $p/comm)" = "$PROGRAM" ] && kill -9 ${p#/proc/} && echo killed; done; true`, sandbox.CommandOptions{Env: map[string]string{"PROGRAM": program}})
+	if err != nil || !strings.Contains(out.Stdout, "killed") {
+		t.Fatalf("no %s to kill: %q, %v", program, out.Stdout, err)
+	}
+	var se *agent.SendError
+	if err := <-done; !errors.As(err, &se) || fault.CodeOf(err) != "agent-incomplete" || se.Acceptance != agent.Started || len(se.Events) == 0 {
+		t.Errorf("killed: %v", err)
+	}
+}
+
+// FarServer is an MCP server over HTTP with the tool say, and its address.
+func FarServer(t *testing.T) string {
+	t.Helper()
+	hs := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			ID     json.RawMessage `json:"id"`
+			Method string          `json:"method"`
+			Params struct {
+				Version   string `json:"protocolVersion"`
+				Arguments struct {
+					Text string `json:"text"`
+				} `json:"arguments"`
+			} `json:"params"`
+		}
+		if r.Method != http.MethodPost {
+			w.WriteHeader(http.StatusMethodNotAllowed) // it has nothing to say by itself
+			return
+		}
+		if json.NewDecoder(r.Body).Decode(&m) != nil || len(m.ID) == 0 {
+			w.WriteHeader(http.StatusAccepted)
+			return
+		}
+		result := any(map[string]any{})
+		switch m.Method {
+		case "initialize":
+			result = map[string]any{"protocolVersion": m.Params.Version, "capabilities": map[string]any{"tools": map[string]any{}}, "serverInfo": map[string]any{"name": "far", "version": "1"}}
+		case "tools/list":
+			result = map[string]any{"tools": []any{map[string]any{"name": "say", "description": "says it", "inputSchema": map[string]any{"type": "object", "properties": map[string]any{"text": map[string]any{"type": "string"}}, "required": []string{"text"}}}}}
+		case "tools/call":
+			result = map[string]any{"content": []any{map[string]any{"type": "text", "text": "far: " + m.Params.Arguments.Text}}}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(map[string]any{"jsonrpc": "2.0", "id": m.ID, "result": result}); err != nil {
+			t.Logf("answer an MCP client: %v", err)
+		}
+	}))
+	t.Cleanup(func() { hs.CloseClientConnections(); hs.Close() })
+	return hs.URL
 }

@@ -21,6 +21,10 @@ rules:
     steps:
       - calls: [{mcp: {server: echo, tool: say, input: {text: "hey"}}}]
       - text: "echoed"
+  - when: "mcp far"
+    steps:
+      - calls: [{mcp: {server: far, tool: say, input: {text: "hey"}}}]
+      - text: "heard"
   - when: "load skill"
     steps:
       - calls: [{skill: greet}]
