@@ -96,7 +96,11 @@ func (a *app) tearDown(ctx context.Context, o expOptions) error {
 		case p.Waits != "":
 			fmt.Fprintf(a.p.Stdout, "%s\tleft alone: %s\n", p.Experiment, p.Waits)
 		case p.Owed > 0:
-			fmt.Fprintf(a.p.Stdout, "%s\ttorn down for %d dead runs\n", p.Experiment, p.Owed)
+			runs := "dead runs"
+			if p.Owed == 1 {
+				runs = "dead run"
+			}
+			fmt.Fprintf(a.p.Stdout, "%s\ttorn down for %d %s\n", p.Experiment, p.Owed, runs)
 		default:
 			fmt.Fprintf(a.p.Stdout, "%s\tnothing is owed\n", p.Experiment)
 		}
