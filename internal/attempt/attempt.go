@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -150,6 +151,7 @@ type undo struct {
 	phase, code string
 	fatal       bool // its failure is an error of the attempt
 	stop        bool // destroys the sandbox
+	host        bool // works outside of the sandbox
 	limit       time.Duration
 	do          func(context.Context) error
 }
@@ -302,13 +304,29 @@ func (a *attempt) closing(limit string, d time.Duration) (context.Context, conte
 	return fault.WithTimeout(a.env.Force, limit, d, "built-in")
 }
 
+// next takes the last entry of the closing stack. After a second signal what
+// works on the host waits until the sandbox is gone.
+func (a *attempt) next() undo {
+	at := len(a.undo) - 1
+	if a.env.Force.Err() != nil {
+		for i := at; i >= 0; i-- {
+			if !a.undo[i].host {
+				at = i
+				break
+			}
+		}
+	}
+	u := a.undo[at]
+	a.undo = slices.Delete(a.undo, at, at+1)
+	return u
+}
+
 // sweep runs the closing stack. The primary outcome is fixed by now: what fails
 // here is attached as a diagnostic, or is fatal where the author made cleanup a
 // condition.
 func (a *attempt) sweep() {
 	for len(a.undo) > 0 {
-		u := a.undo[len(a.undo)-1]
-		a.undo = a.undo[:len(a.undo)-1]
+		u := a.next()
 		limit := u.limit
 		if limit == 0 {
 			limit = CleanupLimit
@@ -319,6 +337,10 @@ func (a *attempt) sweep() {
 			// comes sooner; nothing takes its time away.
 			cancel()
 			ctx, cancel = fault.WithTimeout(context.WithoutCancel(a.env.Force), "stop-limit", limit, "built-in")
+		}
+		if u.host {
+			cancel()
+			ctx, cancel = OnHost(a.env.Force)
 		}
 		err := a.timed(context.WithoutCancel(ctx), u.phase, func(context.Context) error { return Bounded(ctx, u.do) })
 		cancel()

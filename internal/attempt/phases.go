@@ -274,7 +274,7 @@ func (a *attempt) setup(ctx context.Context) error {
 				a.box.Teardown = slices.Insert(a.box.Teardown, 0, st)
 				continue
 			}
-			a.push(undo{phase: "sandbox.teardown", code: "sandbox-teardown-fatal", fatal: true, do: func(ctx context.Context) error {
+			a.push(undo{phase: "sandbox.teardown", code: "sandbox-teardown-fatal", fatal: true, host: onHost(st), do: func(ctx context.Context) error {
 				return a.step(ctx, "sandbox.teardown", st)
 			}})
 		}
@@ -292,6 +292,10 @@ func (a *attempt) setup(ctx context.Context) error {
 	}
 	return nil
 }
+
+// onHost tells that a step is a command outside of the sandbox. Author code may
+// be anything: it is told to hurry by its context.
+func onHost(st sandbox.Step) bool { return st.Hook == nil && st.Command.Host }
 
 // cause keeps the code of an infrastructure failure and replaces others by the
 // phase's own.
@@ -430,7 +434,7 @@ func (a *attempt) ensure(ctx context.Context) error {
 func (a *attempt) evalSetup(ctx context.Context) error {
 	e := a.slot.Eval
 	for _, c := range e.Teardown {
-		a.push(undo{phase: "eval.teardown", code: "eval-teardown-failed", do: func(ctx context.Context) error { return a.declared(ctx, c) }})
+		a.push(undo{phase: "eval.teardown", code: "eval-teardown-failed", host: c.Host, do: func(ctx context.Context) error { return a.declared(ctx, c) }})
 	}
 	if len(e.Setup) == 0 {
 		return errNothing

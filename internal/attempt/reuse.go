@@ -297,6 +297,10 @@ func Close(force context.Context, b *pool.Box, notes func(phase string) sandbox.
 	var all []error
 	for _, st := range b.Teardown {
 		ctx, cancel := fault.WithTimeout(force, "cleanup-limit", CleanupLimit, "built-in")
+		if onHost(st) {
+			cancel()
+			ctx, cancel = OnHost(force)
+		}
 		err := Bounded(ctx, func(ctx context.Context) error {
 			return runStep(ctx, b.Face, notes("sandbox.teardown"), b.HostDir, red, st)
 		})

@@ -409,33 +409,6 @@ func (x *experiment) hooks(ctx context.Context, phase string, commands []sandbox
 	return f(ctx, notes{x, phase})
 }
 
-// forcedLimit is what is left for an experiment's teardown after a second signal.
-// It is short, but not nothing: what was set up outside of the sandboxes, such as
-// a tunnel or a paid service, nobody else releases.
-const forcedLimit = 10 * time.Second
-
-// closing returns the context of an experiment's teardown: bounded, and bounded
-// more tightly from the moment when force ends.
-func closing(force context.Context) (context.Context, context.CancelFunc) {
-	ctx, done := fault.WithTimeout(context.WithoutCancel(force), "cleanup-limit", attempt.CleanupLimit, "built-in")
-	ctx, end := context.WithCancelCause(ctx)
-	go func() {
-		select {
-		case <-ctx.Done():
-			return
-		case <-force.Done():
-		}
-		hurry := time.NewTimer(forcedLimit)
-		defer hurry.Stop()
-		select {
-		case <-ctx.Done():
-		case <-hurry.C:
-			end(&fault.Timeout{Limit: "cleanup-limit", Value: forcedLimit, Layer: "built-in"})
-		}
-	}()
-	return ctx, func() { end(nil); done() }
-}
-
 // teardown runs if and only if setup was entered. Its limit is its own, and code
 // that ignores it is left behind.
 func (x *experiment) teardown() {
@@ -448,7 +421,7 @@ func (x *experiment) teardown() {
 		return
 	}
 	begin := time.Now()
-	ctx, cancel := closing(x.c.o.Force)
+	ctx, cancel := attempt.OnHost(x.c.o.Force)
 	defer cancel()
 	x.c.o.Sink(event.ExperimentHook{Experiment: x.x.ID, Hook: "teardown", Status: event.Started})
 	err := attempt.Bounded(ctx, func(ctx context.Context) error {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -658,6 +660,26 @@ func TestAnyInterleavingLeavesNothing(t *testing.T) {
 			}
 			if total != 12+16+6 {
 				t.Errorf("seed %d: %d slots ended, of 34", seed, total)
+			}
+		})
+	}
+}
+
+// A second signal ends what runs in sandboxes at once, and lets commands that
+// release something on the host go on for a moment.
+func TestHostTeardownsOutliveTheSecondSignal(t *testing.T) {
+	for _, reuse := range []bool{false, true} {
+		t.Run(fmt.Sprintf("reuse %v", reuse), func(t *testing.T) {
+			mark := filepath.Join(t.TempDir(), "released")
+			p := fake.New(fake.Script{})
+			layer := p.Layer().Lifetime(time.Hour).TeardownCommands(sandbox.Command{Host: true, Shell: "sleep 1; echo yes > " + mark})
+			x := assay.Experiment{ID: "x", Sandbox: layer, SandboxReuse: reuse, MaxConcurrency: 1, Timeout: time.Minute, Agent: busy{d: time.Minute}}
+			st := play(t, one(x, hello("e")), setup{interrupt: []time.Duration{500 * time.Millisecond, 800 * time.Millisecond}})
+			if st.out.Receipt.Completion != record.Interrupted {
+				t.Fatalf("%+v", st.out)
+			}
+			if b, err := os.ReadFile(mark); err != nil || string(b) != "yes\n" {
+				t.Errorf("the host command was cut: %q, %v", b, err)
 			}
 		})
 	}
