@@ -283,7 +283,7 @@ func (p *Planner) commands(l *list, name string, cs []sandbox.Command, dir strin
 }
 
 // command is a command by content; with a declared identity that stands for it.
-// Files of the project that a host command names are part of it.
+// Scripts of the project that a host command runs are part of it.
 func (p *Planner) command(l *list, name string, c sandbox.Command, dir string) error {
 	if c.ID != "" || c.Revision != "" {
 		l.add(name, "id "+quote(c.ID)+" revision "+quote(c.Revision))
@@ -297,7 +297,7 @@ func (p *Planner) command(l *list, name string, c sandbox.Command, dir string) e
 	if c.Cwd == "" {
 		at = dir
 	}
-	for _, word := range words(c) {
+	for _, word := range programs(c) {
 		path := p.at(at, word)
 		if !p.inside(path) || !regular(path) {
 			continue
@@ -309,15 +309,6 @@ func (p *Planner) command(l *list, name string, c sandbox.Command, dir string) e
 		l.add(name+" file "+p.short(path), t.text)
 	}
 	return nil
-}
-
-// words are what a command names, as far as it can be told without a shell.
-func words(c sandbox.Command) []string {
-	if len(c.Argv) > 0 {
-		return c.Argv
-	}
-	out := strings.FieldsFunc(c.Shell, func(r rune) bool { return strings.ContainsRune(" \t\r\n;|&<>()'\"`=", r) })
-	return slices.Compact(slices.Sorted(slices.Values(out)))
 }
 
 func (p *Planner) at(dir, path string) string {

@@ -54,8 +54,10 @@ func newWorld(t *testing.T) *world {
 	yes := true
 	return &world{dir: dir, pair: carry.Pair{
 		Experiment: &assay.Experiment{ID: "x", Model: "m1", ReasoningEffort: "low", Flags: map[string]any{"variant": 1, "on": false}, SharedState: "k"},
-		Agent: agent.Info{Name: "ag", Version: "1", Identity: map[string]any{"maxTurns": 8, "env": map[string]string{"A": "1"}}, SecretEnv: []string{"KEY"},
-			Harness: sandbox.Harness{Name: "h", Version: "1"}, Files: []string{filepath.Join(dir, "agent")}},
+		Agent: agent.Info{
+			Name: "ag", Version: "1", Identity: map[string]any{"maxTurns": 8, "env": map[string]string{"A": "1"}}, SecretEnv: []string{"KEY"},
+			Harness: sandbox.Harness{Name: "h", Version: "1"}, Files: []string{filepath.Join(dir, "agent")},
+		},
 		Eval: &assay.Eval{
 			ID: "e", Tags: []string{"t"}, Metadata: map[string]any{"src": "a"}, Workspace: filepath.Join(dir, "e/workspace"), Files: map[string]string{"n.txt": "n"},
 			Setup: []sandbox.Command{{Shell: "git init"}}, Teardown: []sandbox.Command{{Shell: "rm x"}}, Hidden: filepath.Join(dir, "e/hidden"),
@@ -282,7 +284,12 @@ func TestText(t *testing.T) {
 		v    any
 		want string
 	}{
-		{nil, ""}, {"", ""}, {"a", "a"}, {0, ""}, {&n, "0"}, {[]string{"a", "b"}, `["a", "b"]`},
+		{nil, ""},
+		{"", ""},
+		{"a", "a"},
+		{0, ""},
+		{&n, "0"},
+		{[]string{"a", "b"}, `["a", "b"]`},
 		{map[string]any{"b": 1, "a": true, "c d": nil}, `{a: true, b: 1, "c d": null}`},
 		{assay.Check{Run: &assay.RunCheck{Command: sandbox.Command{Shell: "x", Timeout: time.Minute}}, Soft: true}, `{run: {command: {shell: "x", timeout: 1m0s}}, soft: true}`},
 		{assay.Plugin{Name: "p", SetupHook: hook}, `{name: "p", setupHook: func}`},
