@@ -206,7 +206,7 @@ func BenchmarkLocal20(b *testing.B) {
 	}
 	var us []usage
 	for b.Loop() {
-		us = append(us, measure(b, dir, "exp"))
+		us = append(us, measure(b, dir, "exp", "--rerun=all"))
 	}
 	report(b, us)
 }
@@ -218,7 +218,7 @@ func BenchmarkFake100(b *testing.B) {
 	write(b, filepath.Join(dir, "evals", "e.eval.yaml"), "prompt: go\nchecks: [{changed: out.txt}]\n")
 	var us []usage
 	for b.Loop() {
-		us = append(us, measure(b, dir, "exp", "--max-concurrency", "100"))
+		us = append(us, measure(b, dir, "exp", "--rerun=all", "--max-concurrency", "100"))
 	}
 	report(b, us)
 }
