@@ -82,7 +82,14 @@ func SliceUser(tb testing.TB) string { tb.Helper(); return need(tb, "slice-user"
 // where there are none.
 func SliceNode(tb testing.TB) string { tb.Helper(); return need(tb, "slice-node") }
 
-// built remembers, per kind, the reference this process already ensured.
+// Podman returns a reference to an image of this package in Podman.
+func Podman(tb testing.TB, name string) string {
+	tb.Helper()
+	cli, _ := testreq.Podman(tb)
+	return ensure(tb, "podman", cli, name)
+}
+
+// built remembers, per engine and kind, the reference this process already ensured.
 var built struct {
 	sync.Mutex
 	refs map[string]string
@@ -91,9 +98,14 @@ var built struct {
 func need(tb testing.TB, name string) string {
 	tb.Helper()
 	cli, _ := testreq.Engine(tb)
+	return ensure(tb, "docker", cli, name)
+}
+
+func ensure(tb testing.TB, engine string, cli *client.Client, name string) string {
+	tb.Helper()
 	built.Lock()
 	defer built.Unlock()
-	if ref, ok := built.refs[name]; ok {
+	if ref, ok := built.refs[engine+"/"+name]; ok {
 		return ref
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -103,14 +115,14 @@ func need(tb testing.TB, name string) string {
 	case errors.Is(err, ErrHost) && name == "slice-node":
 		testreq.Missing(tb, "node", err.Error())
 	case errors.Is(err, ErrHost):
-		testreq.Missing(tb, "docker", err.Error())
+		testreq.Missing(tb, engine, err.Error())
 	case err != nil:
 		tb.Fatalf("test image %s: %v", name, err)
 	}
 	if built.refs == nil {
 		built.refs = map[string]string{}
 	}
-	built.refs[name] = ref
+	built.refs[engine+"/"+name] = ref
 	return ref
 }
 

@@ -66,13 +66,22 @@ func Main(m *testing.M, ignore ...goleak.Option) {
 	os.Exit(code)
 }
 
-// leftovers returns an error that names what this process left in the engine,
-// and closes the shared client.
+// leftovers returns an error that names what this process left in the engines
+// that it asked for, and closes the shared clients.
 func leftovers() error {
-	if !engineAsked.Load() || sharedEngine().missing != "" {
-		return nil
+	var errs []error
+	for _, one := range []struct {
+		asked *atomic.Bool
+		find  func() engine
+	}{{&engineAsked, sharedEngine}, {&podmanAsked, sharedPodman}} {
+		if one.asked.Load() && one.find().missing == "" {
+			errs = append(errs, leftIn(one.find().cli))
+		}
 	}
-	cli := sharedEngine().cli
+	return errors.Join(errs...)
+}
+
+func leftIn(cli *client.Client) error {
 	defer func() { _ = cli.Close() }()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -44,7 +44,7 @@ func needs() []need {
 			return ""
 		}, "run the tests as root"},
 		{"git", inPath("git"), "install git"},
-		{"podman", inPath("podman"), "install podman"},
+		{"podman", func() string { return sharedPodman().missing }, "./dev engine --podman starts it"},
 		{"node", inPath("node"), "install node"},
 		{"chromium", inPath("chromium", "chromium-browser", "google-chrome"), "install chromium"},
 	}

@@ -187,7 +187,7 @@ func (p *Provider) launch(ctx context.Context, e *engine, img *image, o sandbox.
 		}
 		conn, err := e.attach(ctx, id)
 		if err != nil {
-			return err
+			return e.whyNot(ctx, id, err)
 		}
 		s = newStream(conn)
 		return e.start(ctx, id)
@@ -196,6 +196,18 @@ func (p *Provider) launch(ctx context.Context, e *engine, img *image, o sandbox.
 		return "", nil, e.discard(ctx, id, s, err)
 	}
 	return id, s, nil
+}
+
+// whyNot explains a refused attach. Podman makes a container ready to run for
+// it, and the reason why that fails is lost with the refusal; a start gives it
+// again.
+func (e *engine) whyNot(ctx context.Context, id string, err error) error {
+	if statusOf(err) == http.StatusConflict {
+		if serr := e.start(ctx, id); serr != nil {
+			return serr
+		}
+	}
+	return err
 }
 
 // discard removes a container whose making failed with err. The error of the

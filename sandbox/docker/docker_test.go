@@ -23,7 +23,12 @@ func TestMain(m *testing.M) { testreq.Main(m) }
 // server.
 func provider(tb testing.TB, host string) *Provider {
 	tb.Helper()
-	p := New(Options{Host: host})
+	return providerOf(tb, Docker, host)
+}
+
+func providerOf(tb testing.TB, kind, host string) *Provider {
+	tb.Helper()
+	p := New(Options{Engine: kind, Host: host})
 	bin := guesttest.Build(tb)
 	p.find = func(string) (guestBinary, error) { return guestBinary{Path: bin, Args: []string{"--init"}}, nil }
 	tb.Cleanup(func() { _ = p.Close() })
@@ -96,12 +101,17 @@ func (o offline) Create(ctx context.Context, r sandbox.CreateRequest) (sandbox.D
 
 func suite(t *testing.T, spec Spec) sandboxtest.Harness {
 	cli, host := testreq.Engine(t)
-	p := provider(t, host)
-	spec.Image = testimage.Slice(t)
+	return suiteOn(t, Docker, cli, host, spec, testimage.Slice(t), testimage.Busybox(t), testimage.SliceUser(t))
+}
+
+// suiteOn is the harness on an engine with the test images in it.
+func suiteOn(t *testing.T, kind string, cli *client.Client, host string, spec Spec, slice, busybox, sliceUser string) sandboxtest.Harness {
+	p := providerOf(t, kind, host)
+	spec.Image = slice
 	template := func(p *Provider) sandbox.Template { return sandbox.Template{Provider: offline{p}, Spec: spec} }
 	h := sandboxtest.Harness{
 		Provider: offline{p}, Template: template(p),
-		Others:    []sandbox.Template{{Provider: p, Spec: Spec{Image: testimage.Busybox(t), Guest: spec.Guest}}, {Provider: p, Spec: Spec{Image: testimage.SliceUser(t), Guest: spec.Guest}}},
+		Others:    []sandbox.Template{{Provider: p, Spec: Spec{Image: busybox, Guest: spec.Guest}}, {Provider: p, Spec: Spec{Image: sliceUser, Guest: spec.Guest}}},
 		Instances: instances(cli),
 		Labels: func(ctx context.Context, id string) (map[string]string, error) {
 			r, err := cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
@@ -116,7 +126,7 @@ func suite(t *testing.T, spec Spec) sandboxtest.Harness {
 	broken := func(t testing.TB, fault func(*proxy) sandboxtest.Broken) sandboxtest.Broken {
 		px := newProxy(t, host)
 		b := fault(px)
-		bp := provider(t, px.host())
+		bp := providerOf(t, kind, px.host())
 		b.Provider, b.Template = offline{bp}, template(bp)
 		return b
 	}
@@ -133,7 +143,7 @@ func suite(t *testing.T, spec Spec) sandboxtest.Harness {
 	}
 	h.Break = map[sandboxtest.Fault]func(testing.TB) sandboxtest.Broken{
 		sandboxtest.CheckFails: func(t testing.TB) sandboxtest.Broken {
-			bp := New(Options{Host: "unix://" + t.TempDir() + "/none.sock"})
+			bp := New(Options{Engine: kind, Host: "unix://" + t.TempDir() + "/none.sock"})
 			return sandboxtest.Broken{Provider: bp, Template: template(bp)}
 		},
 		sandboxtest.PrepareConfig: func(t testing.TB) sandboxtest.Broken {

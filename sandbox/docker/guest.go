@@ -145,7 +145,7 @@ func (p *Provider) tryGuest(ctx context.Context, e *engine, img *image, r sandbo
 		mountGuest(h, bin.path)
 	}
 	id, s, err := p.launch(ctx, e, img, r.Owner, c, h, fill)
-	if !copying && statusOf(err) == http.StatusBadRequest && opOf(err) == "create" {
+	if !copying && unseen(err) {
 		// An engine in a virtual machine or a container does not see this
 		// host's file: give it a copy.
 		c, h = p.blueprint(img, r, entry)
@@ -179,11 +179,37 @@ func opOf(err error) string {
 	return ce.op
 }
 
+// unseen reports whether a container was not made because the engine does not
+// see this host's files. Podman says so as an error of its own.
+func unseen(err error) bool {
+	if opOf(err) != "create" {
+		return false
+	}
+	return statusOf(err) == http.StatusBadRequest || statusOf(err) == http.StatusInternalServerError && strings.Contains(err.Error(), "statfs ")
+}
+
 // unstartable reports whether a container did not start because its first
-// process cannot be executed: the engine refuses that as a bad request, and
-// nothing else of start.
+// process cannot be executed. Docker refuses that as a bad request, and nothing
+// else of start; Podman passes the words of its runtime on.
 func unstartable(err error) bool {
-	return opOf(err) == "start" && statusOf(err) == http.StatusBadRequest
+	if opOf(err) != "start" {
+		return false
+	}
+	if statusOf(err) != http.StatusInternalServerError {
+		return statusOf(err) == http.StatusBadRequest
+	}
+	text := err.Error()
+	for _, s := range []string{
+		"unable to start container process: exec:", // runc
+		"executable file `", "open executable",     // crun
+		"attempted to invoke a command that was not found", // Podman
+		"exec format error",
+	} {
+		if strings.Contains(text, s) {
+			return true
+		}
+	}
+	return false
 }
 
 // greet waits for the exec server, resolves the sandbox's user and makes the

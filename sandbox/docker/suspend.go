@@ -97,7 +97,7 @@ func (p *Provider) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (
 			return nil, err
 		}
 	}
-	s, err := e.restart(ctx, id)
+	s, err := p.restart(ctx, e, id)
 	if err != nil {
 		return nil, err
 	}
@@ -109,8 +109,20 @@ func (p *Provider) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (
 	return d, nil
 }
 
-// restart attaches to a stopped container and starts it.
-func (e *engine) restart(ctx context.Context, id string) (*stream, error) {
+// restart attaches to a stopped container and starts it. The exec server waits
+// for the first word of whoever attaches, so with Podman, which ends the stream
+// of a container that ended before, the start comes first.
+func (p *Provider) restart(ctx context.Context, e *engine, id string) (*stream, error) {
+	if p.kind == Podman {
+		if err := e.start(ctx, id); err != nil {
+			return nil, err
+		}
+		conn, err := e.attach(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		return newStream(conn), nil
+	}
 	conn, err := e.attach(ctx, id)
 	if err != nil {
 		return nil, err
