@@ -91,7 +91,8 @@ func (w *watch) follow(r io.Reader) error {
 	}
 }
 
-var stepLine = regexp.MustCompile(`^Step \d+/\d+ : `)
+// stepLine is how the classic builder and Podman's name a step.
+var stepLine = regexp.MustCompile(`^(Step \d+/\d+ : |STEP \d+/\d+: )`)
 
 // classic takes what the classic builder prints: a line that names each step and
 // the output of its commands, in pieces.

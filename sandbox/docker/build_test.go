@@ -302,3 +302,15 @@ func TestNothingIsBuiltOnAFullDisk(t *testing.T) {
 		}
 	}
 }
+
+func TestWhoseNameItIs(t *testing.T) {
+	for name, want := range map[string]bool{
+		"assay-sandbox:1": true, "localhost/assay-sandbox:1": true, "docker.io/library/assay-sandbox:1": true, "assay-base:1": true,
+		"assay/codex:1": true, "docker.io/assay/codex:1": true, "localhost/assay/codex:1": true,
+		"node:24": false, "reg.example/assay-sandbox:1": false, "assay-test/slice:1": false, "my/assay-sandbox:1": false,
+	} {
+		if ours(name) != want {
+			t.Errorf("%s: %t", name, !want)
+		}
+	}
+}

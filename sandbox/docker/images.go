@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/distribution/reference"
 	"github.com/moby/moby/client"
 
 	"assay/images"
@@ -133,6 +134,9 @@ func (p *Provider) RemoveImages(ctx context.Context, drop func(sandbox.StoredIma
 			continue
 		}
 		err := e.removeImage(ctx, i.ID)
+		if errors.Is(err, errForeign) {
+			continue
+		}
 		switch statusOf(err) {
 		case http.StatusConflict: // it is needed
 		case http.StatusNotFound:
@@ -168,15 +172,32 @@ func (e *engine) removeImage(ctx context.Context, id string) error {
 	if len(tags) == 0 {
 		return remove(id)
 	}
+	others := 0
 	for _, t := range tags {
-		name := strings.TrimPrefix(t, "localhost/")
-		if strings.HasPrefix(name, builtRepo+":") || strings.HasPrefix(name, baseRepo+":") || strings.HasPrefix(name, images.Repo) {
-			if err := remove(t); err != nil {
-				return err
-			}
+		if !ours(t) {
+			others++
+			continue
+		}
+		if err := remove(t); err != nil {
+			return err
 		}
 	}
+	if others == len(tags) {
+		return errForeign
+	}
 	return nil
+}
+
+// errForeign says that an image has no name that was given here.
+var errForeign = errors.New("the image has other names only")
+
+// ours reports whether a name was given here. Podman writes names out.
+func ours(tag string) bool {
+	name := strings.TrimPrefix(tag, "localhost/")
+	if n, err := reference.ParseNormalizedNamed(name); err == nil {
+		name = reference.FamiliarString(n)
+	}
+	return strings.HasPrefix(name, builtRepo+":") || strings.HasPrefix(name, baseRepo+":") || strings.HasPrefix(name, images.Repo)
 }
 
 // BuildImage builds a named image, unless it is there with the same content.
