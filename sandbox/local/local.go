@@ -30,6 +30,7 @@ import (
 	"sync"
 
 	"assay/fault"
+	"assay/internal/guest/guestbin"
 	"assay/ref"
 	"assay/sandbox"
 )
@@ -41,6 +42,7 @@ type Provider struct {
 
 	mu        sync.Mutex
 	instances map[string]string // id → owner token
+	found     guestbin.Guest
 }
 
 // Spec is how YAML names a local sandbox: `local: {dir: .}`.

@@ -19,11 +19,7 @@ import (
 // attach gives a driver its runner: the guest, where one can run here, else
 // process groups.
 func (p *Provider) attach(ctx context.Context, d *driver, notes sandbox.Notes) (sandbox.Driver, error) {
-	bin := guestbin.Guest{Path: p.Guest, Args: []string{"--init"}}
-	var err error
-	if p.Guest == "" {
-		bin, err = guestbin.FindForHost()
-	}
+	bin, err := p.supervisor()
 	if err != nil || runtime.GOOS != "linux" {
 		d.run = &groups{}
 		if notes == nil {
@@ -40,6 +36,23 @@ func (p *Provider) attach(ctx context.Context, d *driver, notes sandbox.Notes) (
 	}
 	d.run = s
 	return &supervised{d, s}, nil
+}
+
+// supervisor finds the guest, once: that reads the whole of it.
+func (p *Provider) supervisor() (guestbin.Guest, error) {
+	if p.Guest != "" {
+		return guestbin.Guest{Path: p.Guest, Args: []string{"--init"}}, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.found.Path == "" {
+		bin, err := guestbin.FindForHost()
+		if err != nil {
+			return bin, err
+		}
+		p.found = bin
+	}
+	return p.found, nil
 }
 
 // supervised is a driver whose processes are known.
