@@ -138,6 +138,14 @@ func need(t *testing.T, dir, kind string) {
 		testreq.Docker(t)
 		tagAs(t, "debian:bookworm-slim")
 		return
+	case "compose":
+		cli, _ := testreq.Engine(t)
+		testimage.Tag(t, cli, testimage.Busybox(t), "busybox:1.36")
+		return
+	case "podman":
+		cli, _ := testreq.Podman(t)
+		testimage.Tag(t, cli, testimage.Podman(t, "slice"), "docker.io/library/debian:bookworm-slim")
+		return
 	}
 	cmd := exec.Command(filepath.Join(dir, "bin", "assay"), "doctor", "--json")
 	cmd.Env = append(os.Environ(), "ASSAY_GUEST="+guesttest.Build(t))

@@ -52,3 +52,17 @@ func TestPodmanIsNamed(t *testing.T) {
 		t.Errorf("Info is %+v", info)
 	}
 }
+
+func TestSuitePodmanPlain(t *testing.T) {
+	h := podmanSuite(t, Spec{Guest: "off"})
+	h.Powers = []string{"Environer", "ProcessEnder", "Digester", "Reporter", "Reconciler", "Suspender", "Enterer", "Inventory", "Waker"}
+	h.MayRetire = true
+	for _, p := range sandboxtest.Promises() {
+		t.Run(p.Name, func(t *testing.T) {
+			if why := beyond[p.Name]; why != "" {
+				t.Skip(why)
+			}
+			p.Test(t, h)
+		})
+	}
+}
