@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"time"
 
 	"github.com/moby/moby/api/types/build"
@@ -35,6 +36,9 @@ type Options struct {
 	Memory int64
 	// NoCache runs every step, whatever ran before.
 	NoCache bool
+	// Proxies are build arguments by which steps reach the network. They are no
+	// part of the content; see DockerProxies.
+	Proxies map[string]*string
 	// Credentials finds how to log in to a registry; nil logs in nowhere.
 	Credentials Credentials
 	// Show hears how far the build is and Log every line that it prints; nil
@@ -102,6 +106,7 @@ func (in *Input) build(ctx context.Context, cli *client.Client, o Options, w *wa
 		Tags: o.Tags, Labels: o.Labels, Dockerfile: in.name, Target: in.src.Target, NoCache: o.NoCache,
 		Remove: true, ForceRemove: true, Memory: o.Memory, MemorySwap: o.Memory, BuildArgs: map[string]*string{},
 	}
+	maps.Copy(opts.BuildArgs, o.Proxies)
 	for k, v := range in.src.Args {
 		opts.BuildArgs[k] = &v
 	}

@@ -53,6 +53,19 @@ func DockerCredentials(dir string) Credentials {
 	}
 }
 
+// DockerProxies reads the proxies that a docker configuration gives to builds on
+// an engine. The builders keep them out of the image and of their cache.
+func DockerProxies(dir, engine string) map[string]*string {
+	if dir == "" {
+		return nil
+	}
+	c, err := config.Load(dir)
+	if err != nil {
+		return nil
+	}
+	return c.ParseProxyConfig(engine, nil)
+}
+
 // of returns the host and the credentials for an image.
 func (c Credentials) of(image string) (string, registry.AuthConfig, bool) {
 	if c == nil {

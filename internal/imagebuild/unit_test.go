@@ -218,3 +218,19 @@ func TestPlan(t *testing.T) {
 		}
 	}
 }
+
+func TestProxiesOfTheConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"config.json": `{"proxies":{"default":{"httpProxy":"http://p:1"},"tcp://other:2375":{"httpProxy":"http://q:2"}}}`})
+	for engine, want := range map[string]string{"unix:///var/run/docker.sock": "http://p:1", "tcp://other:2375": "http://q:2"} {
+		got := DockerProxies(dir, engine)
+		for _, name := range []string{"HTTP_PROXY", "http_proxy"} {
+			if v := got[name]; v == nil || *v != want {
+				t.Errorf("%s on %s: %v", name, engine, v)
+			}
+		}
+	}
+	if got := DockerProxies(t.TempDir(), "x"); len(got) > 0 {
+		t.Errorf("without a configuration: %v", got)
+	}
+}

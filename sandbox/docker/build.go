@@ -232,8 +232,12 @@ func (w *making) build(ctx context.Context, e *engine, name string, o order) err
 	}
 	defer after()
 	opts := imagebuild.Options{
-		Tags: []string{name}, Labels: map[string]string{imageLabel: o.key, madeOfLabel: o.of, harnessLabel: o.tools},
+		Tags: []string{name}, Labels: map[string]string{imageLabel: o.key, madeOfLabel: o.of},
+		Proxies: imagebuild.DockerProxies(thisHost().configDir(), e.at.host),
 		Classic: !imagebuild.HasBuildKit(e.cli.ClientVersion(), w.p.kind == Podman), Credentials: w.p.credentials(), Show: w.show,
+	}
+	if o.tools != "" { // else those of the image below are in it
+		opts.Labels[harnessLabel] = o.tools
 	}
 	if l, ok := w.s.(sandbox.LogKeeper); ok {
 		opts.Log = l.Log
