@@ -201,7 +201,9 @@ func (l Layer) Template() (Template, bool) {
 // SettingsOnly returns the layer without its start point and its chains: what
 // is left of a level whose start point a nearer level replaced.
 func (l Layer) SettingsOnly() Layer {
-	return l.with(func(d *layerData) { d.template, d.prepare, d.setup, d.teardown = nil, nil, nil, nil })
+	return l.with(func(d *layerData) {
+		d.template, d.prepare, d.setup, d.teardown, d.revision = nil, nil, nil, nil, ""
+	})
 }
 
 // Settings are the plain fields of a layer.
