@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -230,8 +231,12 @@ type judged struct {
 }
 
 // identify computes what the results of a linked pair depend on.
-func (l *linker) identify(s *Slot) {
+func (l *linker) identify(p *Plan, s *Slot) {
 	pair := carry.Pair{Experiment: s.Experiment.Def, Agent: s.Experiment.Agent, Eval: s.Eval, Settings: s.Settings}
+	if x := s.Experiment; x.Agent.Direct && !l.inert && len(x.Def.Plugins)+len(s.Eval.Plugins) > 0 {
+		l.inert = true
+		p.Notices = append(p.Notices, Notice{"sandbox-inert", fmt.Sprintf("agent %s of experiment %s runs without a sandbox: plugins have no effect", x.Agent.Name, x.ID)})
+	}
 	if !s.Experiment.Agent.Direct {
 		if s.Environment == nil {
 			return // a problem that was told

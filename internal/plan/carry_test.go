@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"assay"
+	"assay/agent"
 	"assay/fault"
 	"assay/internal/plan"
 	"assay/record"
@@ -168,6 +169,23 @@ func TestPlugins(t *testing.T) {
 	}
 }
 
+// Plugins of a pair without a sandbox do nothing, which is said once.
+func TestPluginsWithoutASandboxAreInert(t *testing.T) {
+	s := suite("x", "a b", sandbox.NewLayer())
+	s.Experiments[0].Agent = direct{}
+	s.Experiments[0].Plugins = []assay.Plugin{{Name: "p", Setup: []sandbox.Command{{Shell: "x"}}}}
+	p := link(t, &s, plan.Selection{})
+	n := 0
+	for _, notice := range p.Notices {
+		if notice.Code == "sandbox-inert" && strings.Contains(notice.Message, "plugins") {
+			n++
+		}
+	}
+	if n != 1 || p.Slots()[0].Identity == nil {
+		t.Errorf("%d notices in %v", n, p.Notices)
+	}
+}
+
 // The same plan a moment later, and after the process began anew, has the same
 // identities; two evals never share one.
 func TestIdentitiesAreStableAndDistinct(t *testing.T) {
@@ -187,3 +205,8 @@ func TestIdentitiesAreStableAndDistinct(t *testing.T) {
 		}
 	}
 }
+
+// direct is an agent without a sandbox.
+type direct struct{ agent.Agent }
+
+func (direct) Info() agent.Info { return agent.Info{Name: "direct", Direct: true} }

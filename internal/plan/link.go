@@ -193,7 +193,7 @@ func (l *linker) experiment(ctx context.Context, p *Plan, x *assay.Experiment, e
 	links := make([]Slot, len(evals))
 	for i, e := range evals {
 		links[i] = l.pair(ctx, p, out, e)
-		l.identify(&links[i])
+		l.identify(p, &links[i])
 	}
 	// All first attempts precede any second attempt.
 	for ordinal := range out.Attempts {
