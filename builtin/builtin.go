@@ -34,4 +34,6 @@ func Agents() *agent.Registry {
 }
 
 // Shapes are the further files that providers read.
-func Shapes() map[string]any { return map[string]any{"fake": fake.Script{}} }
+func Shapes() map[string]any {
+	return map[string]any{"fake": fake.Script{}, "template": e2b.Recipe{}, "snapshot": vercel.Recipe{}}
+}

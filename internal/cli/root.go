@@ -63,7 +63,7 @@ func (a *app) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return &fault.Error{Class: fault.Config, Code: "usage", What: err.Error(), Fix: fmt.Sprintf("See `%s --help`.", c.CommandPath())}
 	})
-	root.AddCommand(a.exp(), a.list(), a.check(), a.showCommand(), a.sandboxCommand(), a.accept(), a.clean(), a.initCommand(), a.schemaCommand(), a.doctor(), a.image(), a.modelserver(), a.version())
+	root.AddCommand(a.exp(), a.list(), a.check(), a.showCommand(), a.sandboxCommand(), a.template(), a.snapshot(), a.accept(), a.clean(), a.initCommand(), a.schemaCommand(), a.doctor(), a.image(), a.modelserver(), a.version())
 	// Every misuse is the same kind of error, with the same exit code.
 	wrapUsage(root)
 	return root

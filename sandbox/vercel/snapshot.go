@@ -78,6 +78,8 @@ type NewSnapshot struct {
 	Owner sandbox.Owner
 	// Output gets what the commands write; nil discards it.
 	Output io.Writer
+	// Started hears of each command before it runs. It may be nil.
+	Started func(SnapshotCommand)
 }
 
 // SnapshotCommand is one command of a build.
@@ -127,6 +129,9 @@ func (p *Provider) CreateSnapshot(ctx context.Context, n NewSnapshot) (id string
 		}
 	}
 	for i, c := range n.Commands {
+		if n.Started != nil {
+			n.Started(c)
+		}
 		if err := p.build(ctx, api, made.Session.ID, c, n.Output); err != nil {
 			return "", fmt.Errorf("snapshot command %d: %w", i+1, err)
 		}
@@ -161,12 +166,10 @@ var (
 
 // Exists reports whether a sandbox, or the snapshot of a suspended one, is there.
 func (p *Provider) Exists(ctx context.Context, id string) (bool, error) {
-	var err error
 	if strings.HasPrefix(id, snapshotPrefix) {
-		_, err = p.API().GetSnapshot(ctx, id)
-	} else {
-		_, err = p.API().Get(ctx, id, false)
+		return p.hasSnapshot(ctx, id)
 	}
+	_, err := p.API().Get(ctx, id, false)
 	if s := vercelapi.StatusOf(err); s == http.StatusNotFound || s == http.StatusGone {
 		return false, nil
 	}

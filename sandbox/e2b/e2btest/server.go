@@ -139,6 +139,19 @@ func (s *Server) Metadata(id string) map[string]string {
 	return nil
 }
 
+// Paused lists the sandboxes that are paused; Sandboxes lists them too.
+func (s *Server) Paused() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []string
+	for id, b := range s.sandboxes {
+		if b.paused {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // Kill ends a sandbox behind everybody's back.
 func (s *Server) Kill(id string) bool {
 	b := s.find(id)

@@ -19,6 +19,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -125,6 +126,20 @@ func (s *Server) Sandboxes(key, value string) []string {
 		}
 	}
 	return names
+}
+
+// Snapshots lists the ids of the snapshots that are kept.
+func (s *Server) Snapshots() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []string
+	for id, sn := range s.snapshots {
+		if sn.status == "created" {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // Tags returns a sandbox's tags, or nil.
