@@ -120,10 +120,11 @@ func Open(t *testing.T, a agent.Agent, model string) *Trial {
 }
 
 // Bare is an attempt with nothing but its sandbox and its first session.
-func Bare(t *testing.T, a agent.Agent, model string) *Trial {
+func Bare(t testing.TB, a agent.Agent, model string) *Trial {
 	t.Helper()
 	d := Driver(t)
-	tr := &Trial{T: t, Agent: a, driver: d, Notes: &Notes{}}
+	tr := &Trial{Agent: a, driver: d, Notes: &Notes{}}
+	tr.T, _ = t.(*testing.T) // a benchmark has none
 	// Login shells of an agent read a home folder; this machine's is not theirs.
 	tr.env = map[string]string{"HOME": t.TempDir()}
 	tr.Box = sandbox.New(d, sandbox.Options{Env: tr.env})
