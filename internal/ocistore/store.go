@@ -41,6 +41,8 @@ type Image struct {
 	Size int64 `json:"size"`
 	// Unpacked is when it was.
 	Unpacked time.Time `json:"unpacked"`
+	// Used is when a process took it last; zero where nobody knows.
+	Used time.Time `json:"-"`
 }
 
 // Store is a folder of unpacked images. It is safe for concurrent use, by other
@@ -157,6 +159,8 @@ func (s *Store) use(id string) error {
 	if err := l.RLock(); err != nil {
 		return fmt.Errorf("lock image %s: %w", id, err)
 	}
+	now := time.Now()
+	_ = os.Chtimes(l.Path(), now, now) // only told to people, and to who prunes
 	s.uses[id] = l
 	return nil
 }
@@ -296,6 +300,9 @@ func (s *Store) Images() ([]Image, error) {
 		}
 		if err != nil {
 			return nil, fmt.Errorf("image record %s: %w", f, err)
+		}
+		if fi, err := os.Stat(s.lock("image-" + plain(img.ID)).Path()); err == nil {
+			img.Used = fi.ModTime()
 		}
 		out = append(out, img)
 	}

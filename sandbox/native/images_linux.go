@@ -8,7 +8,7 @@ import (
 )
 
 func stored(i ocistore.Image) sandbox.StoredImage {
-	return sandbox.StoredImage{ID: i.ID, Name: i.Ref, Of: i.Digest, Size: i.Size, Created: i.Unpacked}
+	return sandbox.StoredImage{ID: i.ID, Name: i.Ref, Of: i.Digest, Size: i.Size, Created: i.Unpacked, Used: i.Used}
 }
 
 // Images lists the images that are unpacked for this user, oldest first.
