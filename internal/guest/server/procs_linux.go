@@ -20,16 +20,17 @@ const maxCommand = 200
 
 // sandboxed returns the live processes of the sandbox: everything that process 1
 // sees, or what is below a server that is not process 1; never the server and
-// its supervisors. Where much else may run, a quick look uses the kernel's lists
-// of children, which can miss one.
-func (s *server) sandboxed(quick bool) (ps []supervise.Proc, err error) {
-	if quick && !s.first {
-		ps, err = supervise.Below(os.Getpid())
-	} else if ps, err = supervise.Scan(); !s.first {
-		ps = supervise.Descendants(ps, os.Getpid())
+// its supervisors.
+func (s *server) sandboxed() ([]supervise.Proc, error) {
+	if !s.first && s.reaper.childless() {
+		return nil, nil // nothing is below this process, whatever else the machine runs
 	}
+	ps, err := supervise.Scan()
 	if err != nil {
 		return nil, err
+	}
+	if !s.first {
+		ps = supervise.Descendants(ps, os.Getpid())
 	}
 	return slices.DeleteFunc(ps, func(p supervise.Proc) bool {
 		return !p.Alive() || p.PID == os.Getpid() || s.crew.member(p.PID)
@@ -37,7 +38,7 @@ func (s *server) sandboxed(quick bool) (ps []supervise.Proc, err error) {
 }
 
 func (s *server) list() wire.Message {
-	ps, err := s.sandboxed(true)
+	ps, err := s.sandboxed()
 	r := &wire.ProcessList{Result: resultOf(err, "list processes")}
 	for _, p := range ps {
 		r.Processes = append(r.Processes, wire.Process{PID: p.PID, PPID: p.PPID, UID: processUID(p.PID), Start: p.Start, Command: commandLine(p.PID)})
@@ -95,7 +96,7 @@ func (s *server) endProcesses(keep []int, crewToo bool) (int, error) {
 	hit := map[id]bool{}
 	deadline := time.Now().Add(endLimit)
 	for clean := 0; clean < 2; {
-		ps, err := s.sandboxed(clean == 0) // the last look is a thorough one
+		ps, err := s.sandboxed()
 		if err != nil {
 			return len(hit), err
 		}

@@ -60,6 +60,15 @@ func (r *reaper) reap() {
 	}
 }
 
+// childless says whether this process has no child. As the reaper of all that is
+// below it, it then has no descendant either.
+func (r *reaper) childless() bool {
+	r.reap()
+	r.mu.Lock() // no child is being made
+	defer r.mu.Unlock()
+	return unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil) == unix.ECHILD
+}
+
 // adopt calls start, which makes a child; its status arrives on the channel.
 func (r *reaper) adopt(start func() (int, error)) (int, <-chan unix.WaitStatus, error) {
 	r.mu.Lock()

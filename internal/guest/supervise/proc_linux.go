@@ -103,66 +103,17 @@ func Descendants(ps []Proc, root int) []Proc {
 	return out
 }
 
-// Below returns the processes below root by the kernel's own lists of children,
-// which costs nothing for what else runs on a machine; without such lists it looks
-// at everything. A child whose sibling ends at the same moment may be missing.
-func Below(root int) ([]Proc, error) {
-	var out []Proc
-	todo := []int{root}
-	for len(todo) > 0 {
-		pid := todo[0]
-		todo = todo[1:]
-		pids, ok := children(pid)
-		if !ok {
-			ps, err := Scan()
-			return Descendants(ps, root), err
-		}
-		for _, c := range pids {
-			if p, ok := ReadProc(c); ok {
-				out = append(out, p)
-				todo = append(todo, c)
-			}
-		}
-	}
-	return out, nil
-}
-
-// children lists the children of all threads of a process, as
-// proc_pid_task_children(5) has them; false means that this kernel has no lists.
-func children(pid int) ([]int, bool) {
-	dir := "/proc/" + strconv.Itoa(pid) + "/task"
-	threads, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, true // it has ended
-	}
-	var out []int
-	for _, t := range threads {
-		b, err := os.ReadFile(dir + "/" + t.Name() + "/children")
-		if err != nil {
-			if _, gone := os.Lstat(dir + "/" + t.Name() + "/stat"); gone != nil {
-				continue
-			}
-			return nil, false
-		}
-		for _, f := range bytes.Fields(b) {
-			n, _ := strconv.Atoi(string(f)) // the kernel writes numbers
-			out = append(out, n)
-		}
-	}
-	return out, true
-}
-
 // signalTree sends sig to all descendants of root, which is this process or a
 // keeper of it, once, and to the process groups that they form. A group signal reaches members that fork at
 // this moment, which a list of pids cannot.
 func signalTree(root int, sig unix.Signal) {
-	ps, err := Below(root)
+	ps, err := Scan()
 	if err != nil {
 		return // without /proc the caller's wait does not end, and nothing is claimed
 	}
 	own := unix.Getpgrp()
 	groups := map[int]bool{}
-	for _, p := range ps {
+	for _, p := range Descendants(ps, root) {
 		if !p.Alive() {
 			continue
 		}
