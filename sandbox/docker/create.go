@@ -69,6 +69,12 @@ func (p *Provider) create(ctx context.Context, r sandbox.CreateRequest, shape *S
 		if !errors.As(err, new(unfitError)) {
 			return nil, explainCreate(err)
 		}
+		if p.kind == Podman {
+			return nil, &fault.Error{
+				Class: fault.Config, Code: "sandbox.image-unusable", What: "start the exec server in a container of Podman", Err: err,
+				Fix: "Use an image for this machine's architecture, and check that Podman itself can run it (podman run).",
+			}
+		}
 		unfit = err
 		_ = r.Notes.Diagnostic(sandbox.Diagnostic{
 			Code: "docker-guest-unavailable", Level: sandbox.Warning, DedupeKey: "docker-guest-unavailable",
@@ -171,7 +177,12 @@ func mountGuest(h *container.HostConfig, path string) {
 // order: attached before it starts, nothing that it says is lost. On error
 // nothing is left of it.
 func (p *Provider) launch(ctx context.Context, e *engine, img *image, o sandbox.Owner, c *container.Config, h *container.HostConfig, fill func(ctx context.Context, id string) error) (string, *stream, error) {
-	id, err := e.bearAs(ctx, img.shape.birth(o.Token), c, h)
+	b := img.shape.birth(o.Token)
+	if b.name == "" && p.kind == Podman {
+		// Podman writes the name into the container's /etc/hosts.
+		b.name = "env-" + newToken()[:16]
+	}
+	id, err := e.bearAs(ctx, b, c, h)
 	if err != nil {
 		return "", nil, err
 	}

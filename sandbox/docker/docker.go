@@ -151,8 +151,11 @@ func (s Spec) check(kind string) error {
 			return fault.Configf("sandbox.docker-image-invalid", "Write the image as name:tag or name@sha256:digest.", "%q is no image name: %v", ref, err)
 		}
 	}
-	switch s.Guest {
-	case "", "auto", "off":
+	switch {
+	case s.Guest == "off" && kind == Podman:
+		// It does not tell an exec that ended with 0 from one that never began.
+		return fault.Configf("sandbox.docker-guest", "Leave out `guest: off`.", "Podman's own exec does not say enough of how a command ended")
+	case s.Guest == "", s.Guest == "auto", s.Guest == "off":
 		return nil
 	}
 	return fault.Configf("sandbox.docker-guest", "Write `guest: auto` or `guest: off`.", "guest %q is not known", s.Guest)

@@ -62,23 +62,9 @@ func (p *Provider) createPlain(ctx context.Context, e *engine, img *image, r san
 		_, _ = io.Copy(io.Discard, s)
 	}()
 	if err := d.settle(ctx, r); err != nil {
-		return nil, e.discard(ctx, id, s, d.lifeless(ctx, err))
+		return nil, e.discard(ctx, id, s, err)
 	}
 	return d, nil
-}
-
-// lifeless explains why a fresh container cannot be used: where the engine's init
-// starts but finds no `cat`, the container only ends.
-func (d *plain) lifeless(ctx context.Context, err error) error {
-	if fault.Cause(ctx) != nil || fault.CodeOf(err) != "" {
-		return err
-	}
-	look, cancel := fault.WithTimeout(context.WithoutCancel(ctx), "engine-call", afterlife, "built-in")
-	defer cancel()
-	if health := d.settledHealth(look); fault.CodeOf(health) == "sandbox-exited" {
-		return &fault.Error{Class: fault.Config, Code: "sandbox.image-unusable", What: "start a container without the exec server", Fix: "Use an image that has the command `cat`.", Err: errors.Join(health, err)}
-	}
-	return err
 }
 
 // settle reads the container's users and makes the working directory.

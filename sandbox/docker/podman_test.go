@@ -24,22 +24,30 @@ func TestSuitePodman(t *testing.T) {
 	sandboxtest.Run(t, h)
 }
 
-// What cannot be the first process of an image is told apart from an engine that
-// fails.
-func TestPodmanWithoutAProgramToStart(t *testing.T) {
+// The exec server is the only way into a container of Podman, and needs nothing
+// of the image.
+func TestPodmanNeedsTheExecServer(t *testing.T) {
 	_, host := testreq.Podman(t)
 	p := providerOf(t, Podman, host)
-	r := request(t, p, Spec{Image: testimage.Podman(t, "scratch"), Guest: "off"})
-	r.Network.Mode = "none"
-	if d, err := p.Create(limited(t), r); fault.CodeOf(err) != "sandbox.image-unusable" {
-		t.Errorf("an image without programs: %v, %v", d, err)
+	off := sandbox.Template{Provider: p, Spec: Spec{Image: testimage.Podman(t, "busybox"), Guest: "off"}}
+	if _, err := p.Key(t.Context(), off, sandbox.Harness{}); fault.CodeOf(err) != "sandbox.docker-guest" {
+		t.Errorf("guest off: %v", err)
 	}
-	// The exec server needs nothing of the image.
-	r = request(t, p, Spec{Image: testimage.Podman(t, "scratch")})
+	r := request(t, p, Spec{Image: testimage.Podman(t, "scratch")})
 	r.Network.Mode = "none"
 	d := create(t, p, r)
 	if err := d.(sandbox.Reporter).Health(t.Context()); err != nil {
 		t.Errorf("Health: %v", err)
+	}
+	// Where it cannot start, Podman's own words are the error.
+	bad := providerOf(t, Podman, host)
+	bad.find = func(string) (guestBinary, error) { return guestBinary{Path: "/etc/hostname"}, nil }
+	d, err := bad.Create(limited(t), r)
+	if err == nil {
+		_ = d.Stop(limited(t))
+	}
+	if fault.CodeOf(err) != "sandbox.image-unusable" || fault.ClassOf(err) != fault.Config || !strings.Contains(err.Error(), "exec") {
+		t.Errorf("an exec server that cannot start: %v", err)
 	}
 }
 
@@ -53,16 +61,12 @@ func TestPodmanIsNamed(t *testing.T) {
 	}
 }
 
-func TestSuitePodmanPlain(t *testing.T) {
-	h := podmanSuite(t, Spec{Guest: "off"})
-	h.Powers = []string{"Environer", "ProcessEnder", "Digester", "Reporter", "Reconciler", "Suspender", "Enterer", "Inventory", "Waker"}
-	h.MayRetire = true
-	for _, p := range sandboxtest.Promises() {
-		t.Run(p.Name, func(t *testing.T) {
-			if why := beyond[p.Name]; why != "" {
-				t.Skip(why)
-			}
-			p.Test(t, h)
-		})
+// Podman writes a container's name into its /etc/hosts, where an agent sees it.
+func TestPodmanNamesNothingInside(t *testing.T) {
+	_, host := testreq.Podman(t)
+	p := providerOf(t, Podman, host)
+	d := create(t, p, request(t, p, Spec{Image: testimage.Podman(t, "slice")}))
+	if view := run(t, d, "", "cat /etc/hosts /etc/hostname /etc/resolv.conf /proc/self/mountinfo; env", nil); strings.Contains(strings.ToLower(view), "assay") {
+		t.Errorf("the sandbox names this program:\n%s", view)
 	}
 }
