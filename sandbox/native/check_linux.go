@@ -81,6 +81,8 @@ func diagnose(se *startError, k kernel) (code, fix string) {
 		return unavailable, "Allow user namespaces under AppArmor: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or add a profile for this program with the rule `userns,`."
 	case k.value("/proc/sys/vm/memfd_noexec") == "2":
 		return unavailable, "Allow programs in memory: sudo sysctl -w vm.memfd_noexec=1."
+	case errors.Is(se.err, syscall.EINVAL) && se.step == "overlay":
+		return unavailable, "Unmount what is mounted below " + se.path + " (container engines do that), or start from an image: native: {image: …}."
 	case errors.Is(se.err, syscall.ENOSYS), errors.Is(se.err, syscall.ENODEV), errors.Is(se.err, syscall.EINVAL) && se.step != "open":
 		return unavailable, fmt.Sprintf("Use Linux 5.12 or newer with user namespaces and overlayfs (this is %s), or use `docker`.", k.value("/proc/sys/kernel/osrelease"))
 	case denied && k.root:

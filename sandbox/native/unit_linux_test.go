@@ -60,6 +60,7 @@ func TestDiagnosis(t *testing.T) {
 		{"make namespaces", syscall.EACCES, with(false, "memfd_noexec=2"), "sandbox.native-unavailable", "vm.memfd_noexec"},
 		{"mount", syscall.ENODEV, with(false, "osrelease=4.4.0"), "sandbox.native-unavailable", "4.4.0"},
 		{"open", syscall.ENOSYS, with(false), "sandbox.native-unavailable", "5.12"},
+		{"overlay", syscall.EINVAL, with(true), "sandbox.native-unavailable", "from an image"},
 		{"mount", syscall.EPERM, with(true), "sandbox.native-unavailable", "container"},
 		{"mount", syscall.EPERM, with(false), "sandbox.native-unavailable", "docker"},
 		{"write", syscall.ENOSPC, with(false), "enospc", "disk"},
