@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
@@ -213,13 +214,17 @@ func (i *instance) seat(ctx context.Context, user string, base map[string]string
 		return sandbox.Exit{}, err
 	}
 	defer h.Close()
+	if t.Width > 0 && t.Height > 0 {
+		i.fit(ctx, id, [2]uint{t.Width, t.Height}) // not every engine heeds the size at the start
+	}
 	over := make(chan struct{})
 	go i.resize(ctx, id, t.Resized, over)
 	defer close(over)
 	if c.Stdin != nil {
 		go func() { // ends with the connection, or with the person's next key
 			_, _ = io.Copy(struct{ io.Writer }{h.Conn}, c.Stdin)
-			_ = h.CloseWrite()
+			// Closing would end the output too; a terminal's input ends by a key.
+			_, _ = h.Conn.Write([]byte{endOfTransmission})
 		}()
 	}
 	stop := context.AfterFunc(ctx, h.Close)
@@ -230,9 +235,21 @@ func (i *instance) seat(ctx context.Context, user string, base map[string]string
 	if cause := fault.Cause(ctx); cause != nil {
 		return sandbox.Exit{}, cause
 	}
-	st, err := i.e.execInspect(ctx, id)
-	return sandbox.Exit{Code: st.code}, err
+	for pause := pollFirst; ; pause = min(2*pause, pollMost) {
+		st, err := i.e.execInspect(ctx, id)
+		if err != nil || !st.running {
+			return sandbox.Exit{Code: st.code}, err
+		}
+		select { // the engine notes the exit a little after the end of the output
+		case <-ctx.Done():
+			return sandbox.Exit{}, fault.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
 }
+
+// endOfTransmission is Ctrl-D.
+const endOfTransmission = 4
 
 func (i *instance) resize(ctx context.Context, id string, sizes <-chan [2]uint, over <-chan struct{}) {
 	for {
@@ -243,12 +260,17 @@ func (i *instance) resize(ctx context.Context, id string, sizes <-chan [2]uint, 
 			if !ok {
 				return
 			}
-			_ = i.e.do(ctx, "exec resize", lookLimit, func(ctx context.Context) error { // a picture, nothing more
-				_, err := i.e.cli.ExecResize(ctx, id, client.ExecResizeOptions{Width: s[0], Height: s[1]})
-				return err
-			})
+			i.fit(ctx, id, s)
 		}
 	}
+}
+
+// fit gives a terminal its size.
+func (i *instance) fit(ctx context.Context, id string, s [2]uint) {
+	_ = i.e.do(ctx, "exec resize", lookLimit, func(ctx context.Context) error { // a picture, nothing more
+		_, err := i.e.cli.ExecResize(ctx, id, client.ExecResizeOptions{Width: s[0], Height: s[1]})
+		return err
+	})
 }
 
 var (
