@@ -152,6 +152,7 @@ type undo struct {
 	fatal       bool // its failure is an error of the attempt
 	stop        bool // destroys the sandbox
 	host        bool // works outside of the sandbox
+	bounded     bool // keeps limits of its own, beyond limit
 	limit       time.Duration
 	do          func(context.Context) error
 }
@@ -187,16 +188,17 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 	}
 	measured := time.Since(a.begin).Milliseconds()
 	cut := fault.Cause(main)
+	// A signal that comes from here on finds an attempt that has ended.
+	a.cut = interrupted(ctx)
 	if err != nil && a.rec.Error == nil {
 		a.fail(a.diagnose(ctx, err))
 	}
 	a.companions(ctx)
-	a.cut = interrupted(ctx)
 	a.closeTelemetry()
 	a.sweep()
 	a.conclude(measured, cut)
 	return Result{
-		Sealed: a.seal(), Interrupted: interrupted(ctx) && (err != nil || cut != nil),
+		Sealed: a.seal(), Interrupted: a.cut && (err != nil || cut != nil),
 		Scope: a.scope, AgentRan: a.turns > 0,
 	}
 }
@@ -342,7 +344,12 @@ func (a *attempt) sweep() {
 			cancel()
 			ctx, cancel = OnHost(a.env.Force)
 		}
-		err := a.timed(context.WithoutCancel(ctx), u.phase, func(context.Context) error { return Bounded(ctx, u.do) })
+		err := a.timed(context.WithoutCancel(ctx), u.phase, func(context.Context) error {
+			if u.bounded {
+				return u.do(ctx)
+			}
+			return Bounded(ctx, u.do)
+		})
 		cancel()
 		if err == nil {
 			continue

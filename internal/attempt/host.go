@@ -259,7 +259,10 @@ func (a *attempt) Conclude(ctx context.Context) error {
 	a.closeTelemetry() // before the agent's processes are ended: the receiver may be beside them
 	e := a.slot.Eval
 	if !e.KeepProcesses {
-		if err := a.endProcesses(ctx); err != nil {
+		fetched := a.prefetch(ctx)
+		err := a.endProcesses(ctx)
+		<-fetched
+		if err != nil {
 			return err
 		}
 	}
@@ -285,6 +288,27 @@ func (a *attempt) Conclude(ctx context.Context) error {
 		return left
 	}
 	return err
+}
+
+// prefetch begins to export the whole diff, which every attempt needs in the end,
+// where that disturbs nobody. A failure is told to who needs it.
+func (a *attempt) prefetch(ctx context.Context) (done <-chan struct{}) {
+	a.mu.Lock()
+	windows, lost := a.windows, a.noLedger
+	a.mu.Unlock()
+	c := make(chan struct{})
+	if windows == 0 || lost != nil || !a.aside() {
+		close(c)
+		return c
+	}
+	go func() {
+		defer close(c)
+		_ = a.guarded(func() error { // it is asked again where it is needed
+			_, err := a.diff(ctx, 1, windows)
+			return err
+		})
+	}()
+	return c
 }
 
 // packs reports whether a host folder can be packed for an upload.

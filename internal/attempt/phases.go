@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"assay"
@@ -460,6 +461,14 @@ func (a *attempt) baseline(ctx context.Context) error {
 	} else {
 		a.ledger = ledger.Open(a.sb, a.scratch, a.rules())
 	}
+	// Where the exec server looks itself, both looks travel together.
+	shell := func() error { return a.sb.MarkShell(ctx) }
+	if a.aside() {
+		done := make(chan error, 1)
+		go func() { done <- a.guarded(func() error { return a.sb.MarkShell(ctx) }) }()
+		shell = sync.OnceValue(func() error { return <-done })
+		defer func() { _ = shell() }() // nothing of a phase outlives it
+	}
 	stats, err := a.ledger.Mark(ctx)
 	switch code := fault.CodeOf(err); {
 	case err == nil:
@@ -474,7 +483,16 @@ func (a *attempt) baseline(ctx context.Context) error {
 	default:
 		return err
 	}
-	return a.sb.MarkShell(ctx)
+	return shell()
+}
+
+// aside reports whether the sandbox answers questions of the ledger and about
+// files by itself, without commands: such questions may be asked beside each
+// other, and while processes are ended.
+func (a *attempt) aside() bool {
+	_, tracks := sandbox.As[sandbox.Tracker](a.sb)
+	_, digests := sandbox.As[sandbox.Digester](a.sb)
+	return tracks && digests
 }
 
 func (a *attempt) agentSetup(ctx context.Context) error {

@@ -47,14 +47,18 @@ func (a *attempt) over(ctx context.Context) error {
 		if b == nil {
 			return errNothing
 		}
-		sb := sandbox.Next(b.Face, a.faceOptions())
-		err := a.confirm(ctx, b.Driver)
+		var sb *sandbox.Sandbox
+		// Nobody else has the sandbox now: a panic must not lose it.
+		err := a.guarded(func() error {
+			sb = sandbox.Next(b.Face, a.faceOptions())
+			if err := a.confirm(ctx, b.Driver); err != nil {
+				return err
+			}
+			return a.reset(ctx, sb, b)
+		})
 		if fault.CodeOf(err) == codeLifetime {
 			lane.Close(ctx, b, "its life ends before another attempt would") // rotation is no event
 			continue
-		}
-		if err == nil {
-			err = a.reset(ctx, sb, b)
 		}
 		if err == nil {
 			b.Uses++
@@ -127,7 +131,7 @@ func (a *attempt) adopt(b *pool.Box) {
 	a.rec.Sandbox = a.sandboxRecord(env)
 	a.rec.Sandbox.ID, a.rec.Sandbox.Workdir = b.Driver.ID(), b.Driver.Workdir()
 	a.rec.Sandbox.Ordinal, a.rec.Sandbox.Use, a.rec.Sandbox.Reused = b.Ordinal, b.Uses, b.Uses > 1
-	a.push(undo{phase: "sandbox.release", code: "sandbox-release-failed", stop: true, limit: CleanupLimit, do: a.release})
+	a.push(undo{phase: "sandbox.release", code: "sandbox-release-failed", stop: true, bounded: true, limit: CleanupLimit, do: a.release})
 	a.push(undo{phase: "sandbox.cleanup", code: "scratch-not-removed", do: func(ctx context.Context) error {
 		return a.sb.Remove(ctx, a.scratch)
 	}})
@@ -238,10 +242,17 @@ type Drift struct {
 }
 
 // release gives the sandbox back for the next attempt, or destroys it where it
-// cannot serve one.
+// cannot serve one. ctx bounds the decision; what is torn down then has limits of
+// its own, and is waited for: until it is gone the lane is taken.
 func (a *attempt) release(ctx context.Context) error {
 	b, lane := a.box, a.env.Lane
-	why := a.retirement(ctx)
+	decided := make(chan string, 1)
+	why := ""
+	if err := Bounded(ctx, func(ctx context.Context) error { decided <- a.retirement(ctx); return nil }); err != nil {
+		why = "whether it can be used again could not be found out: " + sandbox.Tail(err.Error(), 200)
+	} else {
+		why = <-decided
+	}
 	if why == "" && lane.MaxUses > 0 && b.Uses >= lane.MaxUses {
 		lane.Close(ctx, b, fmt.Sprintf("it has served %d attempts", b.Uses))
 		return nil
@@ -262,6 +273,7 @@ func (a *attempt) release(ctx context.Context) error {
 
 // retirement is why the sandbox must not be used again, or "".
 func (a *attempt) retirement(ctx context.Context) string {
+	failed := a.rec.Error != nil // read now: it may be left behind
 	switch {
 	case !a.box.Marked:
 		return "its set-up was not completed"
@@ -271,10 +283,10 @@ func (a *attempt) retirement(ctx context.Context) string {
 		return a.spoiled
 	case a.cut:
 		return "the run was interrupted"
-	case a.rec.Error != nil && a.t == nil:
+	case failed && a.t == nil:
 		return "the set-up of the attempt failed"
 	}
-	if a.slot.Eval.KeepProcesses && a.rec.Error == nil {
+	if a.slot.Eval.KeepProcesses && !failed {
 		return ""
 	}
 	ps, err := a.sb.EndProcesses(ctx)
@@ -284,7 +296,7 @@ func (a *attempt) retirement(ctx context.Context) string {
 			_ = a.fact("assay.processes.left", f) // it is the only one of its name
 		}
 		return ""
-	case fault.CodeOf(err) == "processes-unsupported" && a.rec.Error == nil:
+	case fault.CodeOf(err) == "processes-unsupported" && !failed:
 		return ""
 	default:
 		return "what the attempt left running could not be ended: " + sandbox.Tail(err.Error(), 200)

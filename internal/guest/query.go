@@ -74,11 +74,15 @@ func (c *Client) Processes(ctx context.Context) ([]Process, error) {
 	if err := c.ask(ctx, wire.OpList, &wire.Empty{}, &r, &r.Result); err != nil {
 		return nil, err
 	}
-	ps := make([]Process, 0, len(r.Processes))
-	for _, p := range r.Processes {
+	return processes(r.Processes), nil
+}
+
+func processes(list []wire.Process) []Process {
+	ps := make([]Process, 0, len(list))
+	for _, p := range list {
 		ps = append(ps, Process(p))
 	}
-	return ps, nil
+	return ps
 }
 
 // EndProcesses kills what Processes would list, except the given pids, until two
@@ -89,6 +93,14 @@ func (c *Client) EndProcesses(ctx context.Context, keep ...int) (int, error) {
 	var r wire.EndReply
 	err := c.ask(ctx, wire.OpEnd, &wire.PIDs{Keep: keep}, &r, &r.Result)
 	return r.Ended, err
+}
+
+// EndListed is EndProcesses of all, and returns what Processes would have listed
+// before.
+func (c *Client) EndListed(ctx context.Context) ([]Process, error) {
+	var r wire.EndReply
+	err := c.ask(ctx, wire.OpEnd, &wire.PIDs{}, &r, &r.Result)
+	return processes(r.Processes), err
 }
 
 // Port is a listening TCP socket of the sandbox.

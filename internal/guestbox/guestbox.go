@@ -198,22 +198,22 @@ func (b *Box) Processes(ctx context.Context) ([]sandbox.Process, error) {
 	if err != nil {
 		return nil, b.Failed(ctx, err)
 	}
+	return listed(ps), nil
+}
+
+func listed(ps []guest.Process) []sandbox.Process {
 	out := make([]sandbox.Process, 0, len(ps))
 	for _, p := range ps {
 		out = append(out, sandbox.Process{PID: p.PID, UID: int(p.UID), Command: p.Command})
 	}
-	return out, nil
+	return out
 }
 
 // EndProcesses kills every process but the exec server and returns what there
-// was.
+// was, in one round trip.
 func (b *Box) EndProcesses(ctx context.Context) ([]sandbox.Process, error) {
-	ps, err := b.Processes(ctx)
-	if err != nil {
-		return nil, err
-	}
-	_, err = b.Client.EndProcesses(ctx)
-	return ps, b.Failed(ctx, err)
+	ps, err := b.Client.EndListed(ctx)
+	return listed(ps), b.Failed(ctx, err)
 }
 
 // Remove removes a path with what is below it, by the exec server's own code and

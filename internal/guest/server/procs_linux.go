@@ -37,7 +37,7 @@ func (s *server) sandboxed() ([]supervise.Proc, error) {
 	}), nil
 }
 
-func (s *server) list() wire.Message {
+func (s *server) list() *wire.ProcessList {
 	ps, err := s.sandboxed()
 	r := &wire.ProcessList{Result: resultOf(err, "list processes")}
 	for _, p := range ps {
@@ -78,8 +78,9 @@ func commandLine(pid int) string {
 }
 
 func (s *server) end(keep []int) wire.Message {
+	was := s.list() // what cannot be listed is ended all the same
 	n, err := s.endProcesses(keep, false)
-	return &wire.EndReply{Result: resultOf(err, "end processes"), Ended: n}
+	return &wire.EndReply{Result: resultOf(err, "end processes"), Ended: n, Processes: was.Processes}
 }
 
 // endLimit bounds a sweep: a process that survives SIGKILL this long sits in the

@@ -15,7 +15,7 @@ import (
 
 // Version is the protocol version. Both sides must speak the same one: the host
 // ships the server that it talks to.
-const Version = 1
+const Version = 2
 
 // Limits of the protocol, in bytes.
 const (

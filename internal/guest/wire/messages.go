@@ -281,10 +281,16 @@ func (m *PIDs) Fields(c *Codec) { List(c, &m.Keep, (*Codec).Num) }
 type EndReply struct {
 	Result
 	Ended int // processes that got the signal
+	// Processes are those that lived when the request came.
+	Processes []Process
 }
 
 // Fields implements Message.
-func (m *EndReply) Fields(c *Codec) { m.Result.Fields(c); c.Num(&m.Ended) }
+func (m *EndReply) Fields(c *Codec) {
+	m.Result.Fields(c)
+	c.Num(&m.Ended)
+	List(c, &m.Processes, func(c *Codec, p *Process) { p.Fields(c) })
+}
 
 // PortList answers OpPorts.
 type PortList struct {

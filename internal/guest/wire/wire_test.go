@@ -77,7 +77,7 @@ var messages = []Message{
 	&User{Name: "n", UID: 1, GID: 2, Groups: []uint32{3}, Home: "h", Shell: "s"},
 	&ProcessList{Processes: []Process{{1, 2, 3, 4, "c"}, {}}},
 	&PIDs{[]int{1, -2}},
-	&EndReply{Ended: 3},
+	&EndReply{Ended: 3, Processes: []Process{{PID: 4, PPID: 1, UID: 5, Start: 6, Command: "sleep"}}},
 	&PortList{Ports: []Port{{"abcd", 65535, 7}}},
 	&DigestReply{Digests: []Digest{{SHA256: "x"}, {Result: Result{"c", "w"}}}},
 	&Record{KindFile, "n\xff", "l", 0o644, 1 << 40, -5},
