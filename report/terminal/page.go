@@ -77,6 +77,9 @@ func (p *printer) pageHead(pg *report.Page) {
 	p.linef("started %s%s", a.StartedAt.UTC().Format(time.RFC3339), took(a))
 	if g := a.Agent; g != nil {
 		p.line("agent ", strings.Join(strings.Fields(clean(g.Name+" "+g.Version+" "+g.Model)), " "))
+		for _, k := range slices.Sorted(maps.Keys(g.Details)) {
+			p.line("  ", clip(clean(k+" "+fmt.Sprint(g.Details[k])), maxFactLine))
+		}
 	}
 }
 
