@@ -30,9 +30,9 @@ type Instance struct {
 
 // Inventory is a power of providers whose instances outlive a process that dies.
 type Inventory interface {
-	// Inventory lists everything that carries owner labels, whoever made it and
-	// in whatever state, in the order in which it can be destroyed: what depends
-	// on another comes before it.
+	// Inventory lists everything with an owner that can outlive it, whoever made
+	// it and in whatever state, in the order in which it can be destroyed: what
+	// depends on another comes before it.
 	Inventory(ctx context.Context) ([]Instance, error)
 	// Destroy removes an instance with everything it owns, whatever its state.
 	// One that is gone is no error; nil says that it is gone.
