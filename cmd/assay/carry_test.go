@@ -110,7 +110,7 @@ func TestCleanRemovesWhatKilledRunsLeft(t *testing.T) {
 		return string(out), cmd.ProcessState.ExitCode()
 	}
 	kill(`"executed"`)
-	if out, code := run("exp"); code != 0 || !strings.Contains(out, "1 reused") {
+	if out, code := run("exp"); code != 0 || !strings.Contains(out, "1 carried") {
 		t.Fatalf("exit %d: %s", code, out)
 	}
 	kill(`"start"`)

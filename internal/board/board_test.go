@@ -266,7 +266,7 @@ func TestHeartbeat(t *testing.T) {
 	for _, e := range running {
 		b.Apply(e)
 	}
-	want := "still running after 1m05s: 2 attempts: 0 passed, 0 failed, 0 errored, 0 skipped, 0 reused, 0 not run, 2 running; longest: crowd eval00#0, Agent at work (1m05s)"
+	want := "still running after 1m05s: 2 attempts: 0 passed, 0 failed, 0 errored, 0 skipped, 0 carried, 0 not run, 2 running; longest: crowd eval00#0, Agent at work (1m05s)"
 	if got := b.HeartbeatText(boardtest.Epoch.Add(65 * time.Second)); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -51,7 +51,7 @@ func (c Counts) Finished() int {
 func (c Counts) String() string {
 	parts := []string{
 		fmt.Sprintf("%d passed", c.Passed), fmt.Sprintf("%d failed", c.Failed), fmt.Sprintf("%d errored", c.Errored),
-		fmt.Sprintf("%d skipped", c.Skipped), fmt.Sprintf("%d reused", c.Reused), fmt.Sprintf("%d not run", c.NotRun),
+		fmt.Sprintf("%d skipped", c.Skipped), fmt.Sprintf("%d carried", c.Reused), fmt.Sprintf("%d not run", c.NotRun),
 	}
 	for _, p := range []struct {
 		n    int

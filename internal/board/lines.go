@@ -59,7 +59,7 @@ func indented(format string, args ...any) Line {
 func (b *Board) planLines() []Line {
 	text := "plan: " + plural(b.total, "attempt")
 	if b.announced > 0 {
-		text += fmt.Sprintf(" (%d reused)", b.announced)
+		text += fmt.Sprintf(" (%d carried)", b.announced)
 	}
 	text += " of " + plural(len(b.experiments), "experiment")
 	if b.concurrency > 0 {
@@ -75,7 +75,7 @@ func (b *Board) planLines() []Line {
 		}
 		n := plural(e.Slots, "attempt")
 		if e.Reused > 0 {
-			n += fmt.Sprintf(" (%d reused)", e.Reused)
+			n += fmt.Sprintf(" (%d carried)", e.Reused)
 		}
 		parts = append(parts, n)
 		if e.MaxConcurrency > 0 {
@@ -284,7 +284,7 @@ func carriedLines(e event.Carried) []Line {
 	if e.Verdict == record.Passed {
 		return nil
 	}
-	return []Line{{Kind: Result, Text: fmt.Sprintf("%-8s %s  (reused)  %s", e.Verdict, SlotName(e.Slot), e.Locator)}}
+	return []Line{{Kind: Result, Text: fmt.Sprintf("%-8s %s  (carried)  %s", e.Verdict, SlotName(e.Slot), e.Locator)}}
 }
 
 // resultLines is the line of a finished attempt and, where it is red, the

@@ -53,7 +53,7 @@ func (b *Board) summaryLines() []Line {
 		lines = append(lines, Line{Kind: Summary, Text: "  " + sandbox.Clean(fmt.Sprintf(format, args...))})
 	}
 	if b.n[reused] > 0 {
-		add("reused: %s", verdicts(b.reused))
+		add("carried: %s", verdicts(b.reused))
 	}
 	if text := b.newText(); text != "" {
 		add("executed now: %s", text)

@@ -116,7 +116,7 @@ func counterParts(c board.Counts) []string {
 		{c.Failed, "failed"},
 		{c.Errored, "errored"},
 		{c.Skipped, "skipped"},
-		{c.Reused, "reused"},
+		{c.Reused, "carried"},
 		{c.NotRun, "not run"},
 		{c.Running, "running"},
 		{c.Waiting, "waiting"},
