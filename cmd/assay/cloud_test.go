@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"assay/sandbox/e2b"
 	"assay/sandbox/e2b/e2btest"
 	"assay/sandbox/vercel"
 	"assay/sandbox/vercel/verceltest"
@@ -31,6 +32,7 @@ type cloud struct {
 func clouds(t *testing.T) map[string]cloud {
 	t.Helper()
 	e, v := e2btest.New(t), verceltest.New(t)
+	e.AddTemplate(e2b.ClaudeCodeTemplate)
 	creates := func(requests func() []string, paths ...string) func() int {
 		return func() (n int) {
 			for _, r := range requests() {

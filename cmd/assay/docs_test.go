@@ -20,7 +20,8 @@ import (
 // own copy of the quickstart. A line that starts with "$ " is a command, "> "
 // continues its input, and every other line must stand in what the command
 // printed, in any order, because attempts end in any; runs of blanks count as
-// one. A block marked "console docker" runs where that kind of sandbox works.
+// one. A block marked "console docker" runs where that kind of sandbox works. The
+// page of a cloud has the account of its double.
 func TestDocs(t *testing.T) {
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -34,11 +35,12 @@ func TestDocs(t *testing.T) {
 				return
 			}
 			dir := quickstart(t)
+			env := account(t, file)
 			for _, b := range blocks {
 				t.Run(fmt.Sprintf("line %d", b.line), func(t *testing.T) {
 					need(t, dir, b.needs)
 					for _, c := range b.commands {
-						c.run(t, dir)
+						c.run(t, dir, env...)
 					}
 				})
 			}
@@ -110,11 +112,12 @@ func quickstart(t *testing.T) string {
 
 var blanks = regexp.MustCompile(`\s+`)
 
-func (c *shellCommand) run(t *testing.T, dir string) {
+func (c *shellCommand) run(t *testing.T, dir string, env ...string) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", c.script)
 	cmd.Dir = filepath.Join(dir, "quickstart")
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "HOME="+dir, "CI=", "ASSAY_GUEST="+guesttest.Build(t))
+	cmd.Env = append(cmd.Env, env...)
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	if exit, ok := err.(*exec.ExitError); err != nil && !ok || ok && exit.ExitCode() > 2 {
@@ -126,6 +129,16 @@ func (c *shellCommand) run(t *testing.T, dir string) {
 			t.Fatalf("$ %s\nprinted no\n  %s\nbut\n%s", c.script, want, out)
 		}
 	}
+}
+
+// account is the environment of the page of a cloud.
+func account(t *testing.T, page string) []string {
+	t.Helper()
+	switch name := strings.TrimSuffix(filepath.Base(page), ".md"); name {
+	case "e2b", "vercel":
+		return clouds(t)[name].env
+	}
+	return nil
 }
 
 // need skips, loudly, where a kind of sandbox does not work.

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
+	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -144,6 +147,53 @@ expires: 720h
 	if live, kept := c.live(), c.kept(); len(live)+len(kept) != 0 {
 		t.Errorf("%q and %q are left", live, kept)
 	}
+}
+
+// TestSnapshotStopped ends the taking of a snapshot in its middle: by a signal it
+// leaves nothing, and after a kill the sandbox is found by its owner.
+func TestSnapshotStopped(t *testing.T) {
+	c := clouds(t)["vercel"]
+	dir := t.TempDir()
+	begin := func() *exec.Cmd {
+		cmd := cloudCommand(t, dir, c, "snapshot", "create", "--run", "echo it runs; sleep 600")
+		cmd.Stdout = nil
+		out, err := cmd.StderrPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended
+		for sc := bufio.NewScanner(out); sc.Scan(); {
+			if sc.Text() == "  it runs" {
+				go func() { _, _ = io.Copy(io.Discard, out) }() // ends with the command
+				return cmd
+			}
+		}
+		t.Fatal("the output ended before the command ran")
+		return nil
+	}
+	cmd := begin()
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // the code says it
+	if code := cmd.ProcessState.ExitCode(); code != 130 {
+		t.Errorf("an interrupted build: exit %d", code)
+	}
+	c.nothing(t)
+
+	cmd = begin()
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	if n := len(c.live()); n != 1 {
+		t.Fatalf("%d sandboxes are left", n)
+	}
+	did(t, cloudCommand(t, dir, c, "sandbox", "prune"), 0)
+	c.nothing(t)
 }
 
 // TestRecipeSchemas prints the schemas of the files.
