@@ -53,7 +53,15 @@ func (a *attempt) create(ctx context.Context) error {
 	a.rec.Sandbox = a.sandboxRecord(env)
 	a.rec.Sandbox.Use = 1
 	if lane != nil {
-		n, evicted := lane.Pool.Enter()
+		n, evicted, err := lane.Pool.Enter(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			if a.box == nil { // also where the provider's code panicked
+				lane.Pool.Leave()
+			}
+		}()
 		if evicted != nil {
 			lane.Close(ctx, evicted, "its place is needed for another start point")
 		}
@@ -61,9 +69,6 @@ func (a *attempt) create(ctx context.Context) error {
 	}
 	d, err := a.createWithRetry(ctx, env, req)
 	if err != nil {
-		if lane != nil {
-			lane.Pool.Leave()
-		}
 		return err
 	}
 	face := sandbox.New(d, a.faceOptions())

@@ -8,8 +8,10 @@
 package pool
 
 import (
+	"context"
 	"sync"
 
+	"assay/fault"
 	"assay/internal/ledger"
 	"assay/internal/snapshot"
 	"assay/sandbox"
@@ -47,11 +49,13 @@ type Pool struct {
 	pending map[string]int
 	live    int
 	born    int
+	ending  int           // sandboxes that Over gave up and that are not gone yet
+	changed chan struct{} // closed when something may be free
 }
 
 // New returns a pool with so many lanes; 0 is no limit of its own.
 func New(limit int) *Pool {
-	return &Pool{limit: limit, idle: map[string][]*Box{}, pending: map[string]int{}}
+	return &Pool{limit: limit, idle: map[string][]*Box{}, pending: map[string]int{}, changed: make(chan struct{})}
 }
 
 // Expect announces one attempt that will come for a sandbox of key.
@@ -77,16 +81,37 @@ func (p *Pool) Take(key string) *Box {
 // Enter asks for a lane in which the caller makes a sandbox, which is number n.
 // When all lanes are taken it hands out an idle sandbox of another key, whose
 // lane it is: the caller destroys that one first. Attempts that run hold one lane
-// each and no more run than there are lanes, so one is idle then.
-func (p *Pool) Enter() (n int, evicted *Box) {
+// each and no more run than there are lanes, so one is idle then, or is being
+// destroyed because nobody comes for it any more: its end is waited for. The
+// error is that of ctx; nothing was taken then.
+func (p *Pool) Enter(ctx context.Context) (n int, evicted *Box, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.limit > 0 && p.live >= p.limit {
-		evicted = p.oldest()
+	for p.limit > 0 && p.live >= p.limit {
+		if evicted = p.oldest(); evicted != nil || p.ending == 0 {
+			break
+		}
+		changed := p.changed
+		p.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			err = fault.Cause(ctx)
+		}
+		p.mu.Lock()
+		if err != nil {
+			return 0, nil, err
+		}
 	}
 	p.live++
 	p.born++
-	return p.born, evicted
+	return p.born, evicted, nil
+}
+
+// wake lets those who wait look again.
+func (p *Pool) wake() {
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
 // oldest takes the idle sandbox with the lowest number, or nil.
@@ -113,6 +138,7 @@ func (p *Pool) Put(b *Box) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.idle[b.Key] = append(p.idle[b.Key], b)
+	p.wake()
 }
 
 // Leave frees the lane of a sandbox that is gone, or was never made.
@@ -120,10 +146,21 @@ func (p *Pool) Leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.live--
+	p.wake()
+}
+
+// Gone is Leave for a sandbox that Over gave up.
+func (p *Pool) Gone() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.live--
+	p.ending--
+	p.wake()
 }
 
 // Over tells that an attempt announced for key has ended. It returns the idle
-// sandboxes that nobody comes for any more; the caller destroys them.
+// sandboxes that nobody comes for any more; the caller destroys them and calls
+// Gone for each.
 func (p *Pool) Over(key string) []*Box {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,6 +169,7 @@ func (p *Pool) Over(key string) []*Box {
 	}
 	boxes := p.idle[key]
 	delete(p.idle, key)
+	p.ending += len(boxes)
 	return boxes
 }
 

@@ -1,10 +1,13 @@
 package pool
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func TestTakeGivesOnlyTheKeyAsked(t *testing.T) {
@@ -14,7 +17,7 @@ func TestTakeGivesOnlyTheKeyAsked(t *testing.T) {
 	if p.Take("a") != nil {
 		t.Fatal("an empty pool gave a sandbox")
 	}
-	n, evicted := p.Enter()
+	n, evicted, _ := p.Enter(t.Context())
 	if n != 1 || evicted != nil {
 		t.Fatalf("first lane: number %d, evicted %v", n, evicted)
 	}
@@ -38,10 +41,10 @@ func TestTakeGivesOnlyTheKeyAsked(t *testing.T) {
 func TestEnterEvictsTheOldestOfAnotherKey(t *testing.T) {
 	p := New(2)
 	for range 2 {
-		n, _ := p.Enter()
+		n, _, _ := p.Enter(t.Context())
 		p.Put(&Box{Key: fmt.Sprint("k", n), Ordinal: n})
 	}
-	n, evicted := p.Enter()
+	n, evicted, _ := p.Enter(t.Context())
 	if n != 3 || evicted == nil || evicted.Ordinal != 1 {
 		t.Fatalf("number %d, evicted %+v; want 3 and the first", n, evicted)
 	}
@@ -54,7 +57,7 @@ func TestEnterEvictsTheOldestOfAnotherKey(t *testing.T) {
 func TestRetiredDoNotCountAgainstTheLimit(t *testing.T) {
 	p := New(2)
 	for i := range 10 { // every sandbox is given up after its first use
-		n, evicted := p.Enter()
+		n, evicted, _ := p.Enter(t.Context())
 		if n != i+1 || evicted != nil {
 			t.Fatalf("use %d: number %d, evicted %v", i, n, evicted)
 		}
@@ -63,6 +66,29 @@ func TestRetiredDoNotCountAgainstTheLimit(t *testing.T) {
 	if p.Live() != 0 || p.Born() != 10 {
 		t.Fatalf("%d live, %d born", p.Live(), p.Born())
 	}
+}
+
+func TestEnterWaitsForWhatIsBeingDestroyed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(1)
+		p.Expect("a")
+		n, _, _ := p.Enter(t.Context())
+		p.Put(&Box{Key: "a", Ordinal: n})
+		if left := p.Over("a"); len(left) != 1 {
+			t.Fatalf("given up: %v", left)
+		}
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, _, err := p.Enter(short); err == nil || p.Live() != 1 {
+			t.Fatalf("error %v, %d live", err, p.Live())
+		}
+		time.AfterFunc(time.Minute, p.Gone)
+		begin := time.Now()
+		n, evicted, err := p.Enter(t.Context())
+		if n != 2 || evicted != nil || err != nil || time.Since(begin) != time.Minute || p.Live() != 1 {
+			t.Fatalf("number %d, evicted %v, %v after %s, %d live", n, evicted, err, time.Since(begin), p.Live())
+		}
+	})
 }
 
 // Whatever the interleaving of attempts, failures and ends, no sandbox is held
@@ -89,12 +115,13 @@ func TestAnyInterleaving(t *testing.T) {
 			}
 			held[b] = n > 0
 		}
-		destroy := func() {
+		destroy := func(free func()) {
 			mu.Lock()
 			alive--
 			mu.Unlock()
-			p.Leave()
+			free()
 		}
+		var ends sync.WaitGroup
 		gate := make(chan struct{}, lanes)
 		var wg sync.WaitGroup
 		for i := range attempts {
@@ -103,9 +130,9 @@ func TestAnyInterleaving(t *testing.T) {
 				defer func() { <-gate }()
 				b := p.Take(keys[i])
 				if b == nil {
-					n, evicted := p.Enter()
+					n, evicted, _ := p.Enter(t.Context())
 					if evicted != nil {
-						destroy()
+						destroy(p.Leave)
 					}
 					b = &Box{Key: keys[i], Ordinal: n}
 					mu.Lock()
@@ -117,16 +144,19 @@ func TestAnyInterleaving(t *testing.T) {
 				change(b, 1)
 				change(b, -1)
 				if fail[i] {
-					destroy()
+					destroy(p.Leave)
 				} else {
 					p.Put(b)
 				}
-				for range p.Over(keys[i]) {
-					destroy()
-				}
+				ends.Go(func() { // beside those that go on
+					for range p.Over(keys[i]) {
+						destroy(p.Gone)
+					}
+				})
 			})
 		}
 		wg.Wait()
+		ends.Wait()
 		if p.Live() != 0 || alive != 0 {
 			t.Fatalf("seed %d: %d sandboxes are left (%d counted)", seed, alive, p.Live())
 		}

@@ -163,13 +163,18 @@ func (x *experiment) notRun(s *plan.Slot, reason string, id ref.AttemptID) {
 	x.ended(s)
 }
 
-// ended counts a slot that is over. Shared sandboxes that nobody comes for any
-// more are destroyed, and the last slot tears the experiment down after that. No
-// permit is held for it, and other experiments go on.
+// ended counts a slot that is over without a sandbox. Shared sandboxes that nobody
+// comes for any more are destroyed, and the last slot tears the experiment down
+// after that. Nobody is held up for it.
 func (x *experiment) ended(s *plan.Slot) {
 	if x.lanes != nil {
 		x.closing.Go(func() { x.lanes.over(s) })
 	}
+	x.counted()
+}
+
+// counted counts a slot that is over.
+func (x *experiment) counted() {
 	x.mu.Lock()
 	x.left--
 	last := x.left == 0
@@ -262,7 +267,8 @@ func (x *experiment) conclude(s *plan.Slot, res attempt.Result) {
 	x.c.o.Sink(event.AttemptDone{Time: time.Now(), Slot: s.Ref, Attempt: a})
 	x.count(s, a, res)
 	x.lanes.used(a)
-	x.ended(s)
+	x.lanes.over(s) // still with the permits: what comes next finds the place empty
+	x.counted()
 }
 
 // count folds an attempt into what decides further dispatch.

@@ -58,7 +58,10 @@ func (l *lanes) of(s *plan.Slot) *attempt.Lane {
 	}
 	return &attempt.Lane{
 		Pool: l.pool, Key: s.Lane, MaxUses: l.x.x.Def.MaxUses,
-		Close: func(ctx context.Context, b *pool.Box, why string) { l.close(b, why) },
+		Close: func(_ context.Context, b *pool.Box, why string) {
+			defer l.pool.Leave()
+			l.close(b, why)
+		},
 		Warn: func(d sandbox.Diagnostic) {
 			_ = notes{l.x, "sandbox.reset"}.Diagnostic(d) // its code and level are fixed above
 		},
@@ -70,12 +73,11 @@ func (l *lanes) of(s *plan.Slot) *attempt.Lane {
 	}
 }
 
-// close destroys a shared sandbox. What its teardown could not do is an error of
+// close destroys a shared sandbox; the caller frees its lane then. What its teardown could not do is an error of
 // the run: what the set-up made outside of the sandbox may still be there.
 func (l *lanes) close(b *pool.Box, why string) {
 	l.x.c.o.Sink(event.Progress{Slot: ref.Slot{Experiment: l.x.x.ID}, Message: fmt.Sprintf("sandbox %d is destroyed: %s", b.Ordinal, why)})
 	err := attempt.Close(l.x.c.o.Force, b, func(phase string) sandbox.Notes { return notes{l.x, phase} }, l.x.mask)
-	l.pool.Leave()
 	if err == nil {
 		return
 	}
@@ -93,7 +95,10 @@ func (l *lanes) over(s *plan.Slot) {
 		return
 	}
 	for _, b := range l.pool.Over(s.Lane) {
-		l.close(b, "its last attempt is over")
+		func() {
+			defer l.pool.Gone()
+			l.close(b, "its last attempt is over")
+		}()
 	}
 }
 

@@ -1,0 +1,157 @@
+package run_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"assay"
+	"assay/agent"
+	"assay/record"
+	"assay/sandbox"
+	"assay/sandbox/fake"
+)
+
+// lasting is a teardown that takes its time, and hurries when it is told to.
+func lasting(j *journal, name string, d time.Duration) sandbox.Hook {
+	return func(ctx context.Context, _ *sandbox.Sandbox, _ sandbox.Notes) error {
+		select {
+		case <-time.After(d):
+			j.add("%s", name)
+			return nil
+		case <-ctx.Done():
+			j.add("%s-cut", name)
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Each step of a shared sandbox's teardown has a limit of its own. The attempt
+// that gives the sandbox up waits for all of them: until then it is not gone.
+func TestTheEndOfASharedSandboxIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		p := fake.New(fake.Script{})
+		x := shared(p, func(x *assay.Experiment) { x.MaxUses = 1 }, func(l sandbox.Layer) sandbox.Layer {
+			return l.Teardown(lasting(j, "first", 25*time.Second)).Teardown(lasting(j, "second", 25*time.Second))
+		})
+		x.Teardown = func(context.Context, sandbox.Notes) error { j.add("experiment"); return nil }
+		st := play(t, one(x, hello("e")), setup{})
+		if got := j.String(); got != "second first experiment" {
+			t.Errorf("order %q", got)
+		}
+		if n := len(p.Instances("")); n != 0 {
+			t.Errorf("%d sandboxes are left when the run is over", n)
+		}
+		if st.out.Red || len(st.attempts) != 1 || len(st.attempts[0].Diagnostics) != 0 {
+			t.Errorf("red %v, %+v", st.out.Red, st.attempts)
+		}
+	})
+}
+
+// A provider that panics while a sandbox is handed over loses no sandbox.
+func TestAPanicBetweenTwoAttemptsLosesNoSandbox(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		asked := 0
+		p := fake.New(fake.Script{})
+		x := shared(p, func(x *assay.Experiment) { x.Attempts = 2 })
+		x.Sandbox = sandbox.From(sandbox.Template{Provider: mortal{p, func() error {
+			if asked++; asked == 2 {
+				panic("no such field")
+			}
+			return nil
+		}}, Spec: struct{}{}}).Lifetime(time.Hour).Teardown(j.hook("t", nil))
+		st := play(t, one(x, hello("e")), setup{})
+		if n := len(p.Instances("")); n != 0 || j.String() != "t t" {
+			t.Errorf("%d sandboxes are left, teardowns %q", n, j)
+		}
+		if st.out.Red || len(st.attempts) != 2 || st.attempts[1].Sandbox.Ordinal != 2 {
+			t.Errorf("red %v, %+v", st.out.Red, st.attempts)
+		}
+		if d := st.ends[0].Diagnostics; len(d) != 1 || d[0].Code != "sandbox-reset-failed" || !strings.Contains(d[0].Message, "no such field") {
+			t.Errorf("diagnostics %+v", d)
+		}
+	})
+}
+
+// A signal that finds an attempt in its closing work takes nothing from its
+// result: its error came before.
+func TestASignalAfterTheEndOfAnAttemptTakesNothingFromIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		p := fake.New(fake.Script{})
+		x := assay.Experiment{
+			Sandbox: p.Layer().Teardown(lasting(j, "t", 10*time.Second)),
+			Agent:   busy{d: time.Second, fails: func(agent.Input) error { return errors.New("no credit left") }},
+		}
+		st := play(t, one(x, hello("e")), setup{interrupt: []time.Duration{5 * time.Second}})
+		if len(st.attempts) != 1 || st.attempts[0].Verdict != record.Errored || !strings.Contains(st.attempts[0].Error.Message, "no credit left") {
+			t.Errorf("attempts %+v, not run %+v", st.attempts, st.ends[0].NotRun)
+		}
+		if st.out.Receipt.Completion != record.Interrupted || j.String() != "t" {
+			t.Errorf("%s, teardowns %q", st.out.Receipt.Completion, j)
+		}
+	})
+}
+
+// Kinds of shared sandboxes take turns in the lanes of an experiment: with one
+// lane nothing of the next is made before the last is gone.
+func TestKindsOfSharedSandboxesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		p := fake.New(fake.Script{Users: []fake.User{{Name: "other", UID: 2000}}})
+		other := hello("b")
+		other.Sandbox = sandbox.NewLayer().User("other")
+		peak := 0
+		x := shared(p, nil, func(l sandbox.Layer) sandbox.Layer {
+			return l.Setup(func(context.Context, *sandbox.Sandbox, sandbox.Notes) error {
+				peak = max(peak, len(p.Instances("")))
+				j.add("setup")
+				return nil
+			}).Teardown(lasting(j, "teardown", 10*time.Second))
+		})
+		st := play(t, one(x, hello("a"), other), setup{})
+		if got := j.String(); got != "setup teardown setup teardown" || peak != 1 {
+			t.Errorf("order %q, %d sandboxes at once", got, peak)
+		}
+		if st.out.Red || len(p.Instances("")) != 0 {
+			t.Errorf("red %v, %d left", st.out.Red, len(p.Instances("")))
+		}
+	})
+}
+
+// Attempts that are not needed any more end too: what was theirs goes before the
+// lane is another's.
+func TestALaneWhoseAttemptsAreNotNeededIsEmptiedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		p := fake.New(fake.Script{Users: []fake.User{{Name: "other", UID: 2000}}})
+		other := hello("b")
+		other.Sandbox = sandbox.NewLayer().User("other")
+		peak := 0
+		x := shared(p, func(x *assay.Experiment) { x.Attempts, x.EarlyExit, x.MaxConcurrency = 3, true, 2 }, func(l sandbox.Layer) sandbox.Layer {
+			return l.Setup(func(context.Context, *sandbox.Sandbox, sandbox.Notes) error {
+				peak = max(peak, len(p.Instances("")))
+				return nil
+			}).Teardown(lasting(j, "t", 10*time.Second))
+		})
+		third := hello("c")
+		third.Sandbox = sandbox.NewLayer().Workdir("/c")
+		st := play(t, one(x, hello("a"), other, third), setup{})
+		if st.out.Red || peak > 2 || len(p.Instances("")) != 0 {
+			t.Errorf("red %v, %d at once in 2 lanes, %d left", st.out.Red, peak, len(p.Instances("")))
+		}
+		var evals []string
+		for _, a := range st.attempts {
+			evals = append(evals, string(a.Eval))
+		}
+		if slices.Sort(evals); !slices.Contains(evals, "c") {
+			t.Errorf("attempts of %v", evals)
+		}
+	})
+}
