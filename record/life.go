@@ -27,7 +27,11 @@ func LivenessOf(o *Owner) Liveness {
 	case alive:
 		return Live
 	case dead:
-		return Dead
+		// Where a system tells neither its boot nor a process's start, machines of
+		// one name cannot be told apart, and nothing is removed on a guess.
+		if o.Boot != "" && o.Start != "" {
+			return Dead
+		}
 	}
 	return Unverified
 }

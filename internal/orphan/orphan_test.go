@@ -71,7 +71,8 @@ func thing(id, kind, token string, o sandbox.Owner) sandbox.Instance {
 func TestSweep(t *testing.T) {
 	mine, theirs := keep.Registry{Dir: filepath.Join(t.TempDir(), "mine")}, keep.Registry{Dir: filepath.Join(t.TempDir(), "theirs")}
 	dead := gone(t)
-	elsewhere, inside, before, reused := dead, dead, owner(), owner()
+	elsewhere, inside, before, reused, vague := dead, dead, owner(), owner(), dead
+	vague.Boot, vague.StartTime = "", "" // as of a system that tells neither
 	elsewhere.Host, inside.PIDNamespace, before.Boot, reused.StartTime = "another", "pid:[1]", "an-earlier-boot", "1"
 	named := dead
 	named.Registry = theirs.Dir
@@ -84,7 +85,7 @@ func TestSweep(t *testing.T) {
 		thing("live", "container", "1", owner()), thing("dead", "container", "2", dead), thing("dead-net", "network", "2", dead),
 		thing("elsewhere", "container", "3", elsewhere), thing("namespace", "container", "4", inside), thing("rebooted", "container", "5", before),
 		thing("reused-pid", "container", "6", reused), thing("kept-here", "container", "7", dead), thing("kept-there", "container", "8", named),
-		thing("kept-net", "network", "8", named),
+		thing("kept-net", "network", "8", named), thing("vague", "container", "9", vague),
 		{ID: "no-owner", Kind: "container"},
 	}}
 	found, err := Find(t.Context(), Place{"box", s}, mine)
@@ -97,7 +98,7 @@ func TestSweep(t *testing.T) {
 	}
 	want := map[string]record.Liveness{
 		"dead": record.Dead, "dead-net": record.Dead, "elsewhere": record.Unverified, "namespace": record.Unverified,
-		"rebooted": record.Dead, "reused-pid": record.Dead, "no-owner": record.Unverified,
+		"rebooted": record.Dead, "reused-pid": record.Dead, "no-owner": record.Unverified, "vague": record.Unverified,
 	}
 	for id, life := range want {
 		if lives[id] != life {
@@ -114,7 +115,7 @@ func TestSweep(t *testing.T) {
 	if got := Counted(removed); got != "3 box containers, 1 box network" {
 		t.Errorf("removed %s", got)
 	}
-	left := []string{"live", "elsewhere", "namespace", "kept-here", "kept-there", "kept-net", "no-owner"}
+	left := []string{"live", "elsewhere", "namespace", "kept-here", "kept-there", "kept-net", "vague", "no-owner"}
 	if got := s.ids(); !slices.Equal(got, left) {
 		t.Errorf("left %v, want %v", got, left)
 	}
