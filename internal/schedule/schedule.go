@@ -82,6 +82,11 @@ func (s *Scheduler) Run(ctx context.Context, stop <-chan struct{}, jobs []Job) {
 	}
 	s.mu.Unlock()
 	for {
+		select {
+		case <-stop: // also when permits are free
+			s.drop()
+		default:
+		}
 		it, ok, pending := s.next()
 		if !pending {
 			break

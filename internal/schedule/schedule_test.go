@@ -167,6 +167,21 @@ func TestStopDropsWhatHasNotStarted(t *testing.T) {
 	})
 }
 
+// What was stopped before it began starts nothing, however many permits are free.
+func TestStoppedBeforeTheStart(t *testing.T) {
+	stop := make(chan struct{})
+	close(stop)
+	var ran, dropped atomic.Int32
+	var jobs []Job
+	for range 10 {
+		jobs = append(jobs, Job{Tokens: []string{"all"}, Dropped: func() { dropped.Add(1) }, Run: func(context.Context, *Lease) { ran.Add(1) }})
+	}
+	New(map[string]int{"all": 2}).Run(t.Context(), stop, jobs)
+	if ran.Load() != 0 || dropped.Load() != 10 {
+		t.Errorf("ran %d, dropped %d; want 0 and 10", ran.Load(), dropped.Load())
+	}
+}
+
 // Whatever mix of refusals, yields, stops and ends: every job ends in exactly
 // one way, no width is exceeded, and all permits come back.
 func TestPermitsAddUp(t *testing.T) {
