@@ -36,10 +36,10 @@ func readSources(file string) (*sources, error) {
 	if real, err := filepath.EvalSymlinks(s.root); err == nil {
 		s.root = real
 	}
-	return s, s.read(file, file)
+	return s, s.read(file)
 }
 
-func (s *sources) read(file, from string) error {
+func (s *sources) read(file string) error {
 	if slices.ContainsFunc(s.files, func(o source) bool { return o.path == file }) {
 		return nil
 	}
@@ -67,11 +67,10 @@ func (s *sources) read(file, from string) error {
 		if !inside(s.root, path) {
 			return fault.Configf("sandbox.compose-refused", "Copy the file into the folder of the Compose file.", "%s: %s is outside of the project's folder", where, ref.path)
 		}
-		if err := s.read(path, file); err != nil {
+		if err := s.read(path); err != nil {
 			return err
 		}
 	}
-	_ = from
 	return nil
 }
 

@@ -2,6 +2,7 @@ package compose
 
 import (
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -283,6 +284,9 @@ func limits(s types.ServiceConfig, r *container.Resources) {
 		r.Ulimits = append(r.Ulimits, &container.Ulimit{Name: name, Soft: soft, Hard: hard})
 	}
 }
+
+// fileMode turns permission bits of a file into Go's.
+func fileMode(bits uint32) fs.FileMode { return fs.FileMode(bits) & fs.ModePerm }
 
 // idle are commands that only keep a container alive; the exec server does that.
 var idle = []string{"sleep", "tail", "cat", "sh", "bash", "true", "/bin/sh", "/bin/bash", "tini", "dumb-init"}
