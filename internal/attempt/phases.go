@@ -341,14 +341,8 @@ func runDeclared(ctx context.Context, sb *sandbox.Sandbox, dir string, red *reda
 
 // prepare runs the per-attempt commands: the template owner's first.
 func (a *attempt) prepare(ctx context.Context) error {
-	order := []plan.Level{a.slot.Layers[a.slot.Owner]}
-	for i, lv := range a.slot.Layers {
-		if i != a.slot.Owner {
-			order = append(order, lv)
-		}
-	}
 	ran := false
-	for _, lv := range order {
+	for _, lv := range a.slot.Prepares() {
 		for _, st := range lv.Layer.PrepareSteps() {
 			ran = true
 			if err := a.step(ctx, "sandbox.prepare", st); err != nil {

@@ -53,7 +53,10 @@ type Pair struct {
 	// Group is the group that the eval is run in, or nil.
 	Group *assay.Group
 	// Levels are from the lowest to the nearest; none for a direct agent.
-	Levels   []Level
+	Levels []Level
+	// Prepares are the owners of the levels that have prepare commands, in the
+	// order in which these run: that of the start point comes first.
+	Prepares []string
 	Settings sandbox.Settings
 	// Provider is the kind and start point for people, such as "docker
 	// node:24-slim", and Key the provider's key; "" for a direct agent.
@@ -244,6 +247,9 @@ func (p *Planner) pair(in []input, pair Pair) ([]input, error) {
 	l.plain("sandbox resources", s.Resources)
 	if s.Network.Mode != "default" {
 		l.plain("sandbox network", s.Network)
+	}
+	if len(pair.Prepares) > 1 {
+		l.add("order of prepare commands", strings.Join(pair.Prepares, ", "))
 	}
 	for _, v := range pair.Levels {
 		l.text(v.Owner+" sandbox revision", v.Layer.HookRevision())

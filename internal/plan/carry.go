@@ -244,6 +244,12 @@ func (l *linker) identify(p *Plan, s *Slot) {
 		pair.Provider, pair.Key = s.Environment.Label(), s.Environment.Key
 		g := l.groupOf[s.Eval.ID]
 		pair.Group = g
+		for _, v := range s.Prepares() {
+			owner, _, _ := strings.Cut(v.Name, " ")
+			if len(v.Layer.PrepareSteps()) > 0 {
+				pair.Prepares = append(pair.Prepares, owner)
+			}
+		}
 		for _, v := range l.bare {
 			owner, _, _ := strings.Cut(v.Name, " ")
 			pair.Levels = append(pair.Levels, carry.Level{Owner: owner, Layer: v.Layer, Plugins: pluginsOf(v.Name, s.Experiment.Def, g, s.Eval)})

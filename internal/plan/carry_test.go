@@ -9,6 +9,7 @@ import (
 	"assay"
 	"assay/agent"
 	"assay/fault"
+	"assay/internal/carry"
 	"assay/internal/plan"
 	"assay/record"
 	"assay/ref"
@@ -210,3 +211,27 @@ func TestIdentitiesAreStableAndDistinct(t *testing.T) {
 type direct struct{ agent.Agent }
 
 func (direct) Info() agent.Info { return agent.Info{Name: "direct", Direct: true} }
+
+// Whose start point it is decides whose prepare commands run first, so that it is
+// an input where there are two.
+func TestTheOrderOfPrepareCommandsIsAnInput(t *testing.T) {
+	k := &keyed{}
+	both := func(owner func(*assay.Suite) *sandbox.Layer, commands int) *record.Identity {
+		s := suite("x", "e", sandbox.NewLayer())
+		*owner(&s) = k.from("s")
+		for i, l := range []*sandbox.Layer{&s.Experiments[0].Sandbox, &s.Evals[0].Sandbox} {
+			if i < commands {
+				*l = l.Prepare(sandbox.Command{Shell: []string{"make a", "make b"}[i]})
+			}
+		}
+		return link(t, &s, plan.Selection{}).Slots()[0].Identity
+	}
+	experiments := func(s *assay.Suite) *sandbox.Layer { return &s.Experiments[0].Sandbox }
+	evals := func(s *assay.Suite) *sandbox.Layer { return &s.Evals[0].Sandbox }
+	if carry.Equal(both(experiments, 2), both(evals, 2)) {
+		t.Error("a result of another order of the commands is carried")
+	}
+	if !carry.Equal(both(experiments, 1), both(evals, 1)) {
+		t.Error("who says where the sandbox starts changes nothing else")
+	}
+}

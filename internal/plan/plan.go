@@ -134,6 +134,21 @@ type Slot struct {
 	Past *Past
 }
 
+// Prepares are the layers in the order of their prepare commands: that of the
+// start point's owner first.
+func (s *Slot) Prepares() []Level {
+	if len(s.Layers) == 0 {
+		return nil
+	}
+	out := []Level{s.Layers[s.Owner]}
+	for i, lv := range s.Layers {
+		if i != s.Owner {
+			out = append(out, lv)
+		}
+	}
+	return out
+}
+
 // Level is a layer and the level that declared it.
 type Level struct {
 	// Name is "config", "profile heavy", "experiment x", "group g" or "eval y".
