@@ -36,12 +36,14 @@ func gateway(t *testing.T) string {
 	return strings.Split(addrs[0].String(), "/")[0]
 }
 
-func TestExample(t *testing.T) {
+// model serves the example's script until the test ends, at the address that
+// sandboxes reach.
+func model(t *testing.T) string {
+	t.Helper()
 	if !testreq.Required("agents") {
 		testreq.Missing(t, "agents", "the real agent CLIs are installed and run only with ASSAY_REQUIRE=agents")
 	}
 	testreq.Need(t, "npm")
-	image := testimage.SliceNode(t)
 	script, err := os.Open("model.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -58,13 +60,19 @@ func TestExample(t *testing.T) {
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- modeltest.New(s).Serve(ctx, l) }()
-	defer func() {
+	t.Cleanup(func() {
 		stop()
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return l.Addr().String()
+}
 
+// example copies the project and returns its folder and what runs the program in
+// it, with the scripted model in the place of the real ones.
+func example(t *testing.T, addr string) (dir string, run func(args ...string) string) {
+	t.Helper()
 	dir, bin := t.TempDir(), filepath.Join(t.TempDir(), "assay")
 	if out, err := exec.Command("go", "build", "-o", bin, "assay/cmd/assay").CombinedOutput(); err != nil {
 		t.Fatalf("%s", out)
@@ -72,6 +80,48 @@ func TestExample(t *testing.T) {
 	if err := os.CopyFS(dir, os.DirFS(".")); err != nil {
 		t.Fatal(err)
 	}
+	return dir, func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(bin, append([]string{"-C", dir}, args...)...)
+		url := "http://" + addr
+		cmd.Env = append(os.Environ(), "ANTHROPIC_API_KEY=scripted-key-1234", "CODEX_API_KEY=scripted-key-1234", "ANTHROPIC_BASE_URL="+url, "CODEX_BASE_URL="+url+"/v1")
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		err := cmd.Start()
+		if err == nil {
+			testreq.Owns(cmd.Process.Pid)
+			err = cmd.Wait()
+		}
+		if err != nil {
+			t.Fatalf("%q: %v\n%s%s", args, err, out.String(), errs.String())
+		}
+		return out.String()
+	}
+}
+
+// TestExampleNative runs one eval with both agents in the embedded sandbox, which
+// reaches the model alone.
+func TestExampleNative(t *testing.T) {
+	addr := model(t)
+	dir, run := example(t, addr)
+	if !strings.Contains(strings.Join(strings.Fields(run("doctor")), " "), "native works") {
+		testreq.Missing(t, "native", "the embedded sandbox does not work here")
+	}
+	project := fmt.Appendf(nil, "name: agents\ndefaults:\n  timeout: 10m\n  sandbox:\n    native: {}\n    network: {allow: [%q]}\n", addr)
+	if err := os.WriteFile(filepath.Join(dir, "assay.yaml"), project, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []string{"claude-code", "codex"} {
+		if out := run("exp", x, "hello"); !strings.Contains(out, "1 passed") {
+			t.Errorf("%s: %s", x, out)
+		}
+	}
+}
+
+func TestExample(t *testing.T) {
+	addr := model(t)
+	image := testimage.SliceNode(t)
+	dir, run := example(t, addr)
 	project, err := os.ReadFile("assay.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -85,23 +135,6 @@ func TestExample(t *testing.T) {
 	project = fmt.Appendf(project, "    setup: [{run: 'echo %s | base64 -d > /lib/x86_64-linux-gnu/librt.so.1', name: one more library, user: root}]\n", base64.StdEncoding.EncodeToString(lib))
 	if err := os.WriteFile(filepath.Join(dir, "assay.yaml"), project, 0o644); err != nil {
 		t.Fatal(err)
-	}
-	run := func(args ...string) string {
-		t.Helper()
-		cmd := exec.Command(bin, append([]string{"-C", dir}, args...)...)
-		url := "http://" + l.Addr().String()
-		cmd.Env = append(os.Environ(), "ANTHROPIC_API_KEY=scripted-key-1234", "CODEX_API_KEY=scripted-key-1234", "ANTHROPIC_BASE_URL="+url, "CODEX_BASE_URL="+url+"/v1")
-		var out, errs bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &errs
-		err := cmd.Start()
-		if err == nil {
-			testreq.Owns(cmd.Process.Pid)
-			err = cmd.Wait()
-		}
-		if err != nil {
-			t.Fatalf("%q: %v\n%s%s", args, err, out.String(), errs.String())
-		}
-		return out.String()
 	}
 	for _, x := range []string{"claude-code", "codex"} {
 		run("exp", x)
