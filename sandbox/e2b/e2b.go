@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,7 +21,6 @@ import (
 
 	"assay/fault"
 	"assay/internal/cloudbox"
-	"assay/internal/guest/guestbin"
 	"assay/internal/guest/relay"
 	"assay/sandbox"
 	"assay/sandbox/e2b/e2bapi"
@@ -122,10 +120,10 @@ type Provider struct {
 	o        Options
 	pacer    *cloudbox.Pacer
 	requests atomic.Int64
+	guest    cloudbox.Program
 
-	mu    sync.Mutex
-	api   *e2bapi.Client
-	guest []byte
+	mu  sync.Mutex
+	api *e2bapi.Client
 }
 
 // New returns a provider of its own, for programs that use several accounts.
@@ -238,46 +236,8 @@ func (p *Provider) Prepare(ctx context.Context, t sandbox.Template, _ sandbox.Ha
 	return sandbox.Prepared{Ref: spec.Template}, nil
 }
 
-// program is the exec server for E2B's machines.
-func (p *Provider) program() ([]byte, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.guest != nil {
-		return p.guest, nil
-	}
-	file := p.o.Guest
-	if file == "" {
-		g, err := guestbin.Find("linux", "amd64")
-		if err != nil {
-			return nil, err
-		}
-		file = g.Path
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Config, "guest-missing", "read the exec server for the sandbox")
-	}
-	p.guest = b
-	return b, nil
-}
-
-// reserve is what a sandbox lives on after an attempt's deadline, for the
-// grader's cleanup and for the export of what it holds.
-const reserve = 30 * time.Second
-
-// life is the life to ask for, or 0 for the service's default.
-func life(r sandbox.CreateRequest) (time.Duration, error) {
-	switch {
-	case r.Lifetime > 0 && r.Timeout > 0 && r.Lifetime < r.Timeout+reserve:
-		return 0, fault.Configf("sandbox.lifetime-too-short", fmt.Sprintf("Raise `lifetime` to at least %s or lower `timeout`.", r.Timeout+reserve),
-			"a lifetime of %s is shorter than the attempt's limit of %s and %s for the end", r.Lifetime, r.Timeout, reserve)
-	case r.Lifetime > 0:
-		return r.Lifetime, nil
-	case r.Timeout > 0:
-		return r.Timeout + reserve, nil
-	}
-	return 0, nil
-}
+// program is the exec server for the service's machines.
+func (p *Provider) program() ([]byte, error) { return p.guest.Read(p.o.Guest) }
 
 func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
 
@@ -291,7 +251,7 @@ func (p *Provider) request(r sandbox.CreateRequest) (e2bapi.NewSandbox, error) {
 		return e2bapi.NewSandbox{}, fault.Configf("sandbox.limits-unsupported", "Set CPUs and memory where the template is built.", "E2B fixes CPUs, memory and disk in the template, not per sandbox")
 	}
 	n := e2bapi.NewSandbox{TemplateID: s.Template, Metadata: r.Owner.Labels()}
-	d, err := life(r)
+	d, err := cloudbox.Life(r)
 	if err != nil {
 		return n, err
 	}
