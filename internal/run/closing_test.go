@@ -155,3 +155,29 @@ func TestALaneWhoseAttemptsAreNotNeededIsEmptiedFirst(t *testing.T) {
 		}
 	})
 }
+
+// alone is a provider of which one sandbox may exist at a time.
+type alone struct{ *fake.Provider }
+
+func (a alone) Info() sandbox.Info {
+	i := a.Provider.Info()
+	i.Kind, i.Exclusive = "alone", true
+	return i
+}
+
+// Who waits for a shared state holds nothing that its holder needs to go on.
+func TestWhoWaitsForASharedStateHoldsNoSandboxPermit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := fake.New(fake.Script{})
+		first, second := hello("first"), hello("second")
+		first.Sandbox = p.Layer()
+		second.Sandbox = sandbox.From(sandbox.Template{Provider: alone{p}, Spec: struct{}{}})
+		x := assay.Experiment{ID: "x", Agent: busy{d: time.Second}, SharedState: "k", MaxConcurrency: 1}
+		y := x
+		y.ID, y.Evals = "y", []string{"second"}
+		st := play(t, assay.Suite{Experiments: []assay.Experiment{x, y}, Evals: []assay.Eval{first, second}}, setup{state: t.TempDir(), interrupt: []time.Duration{time.Hour}})
+		if st.out.Red || len(st.attempts) != 3 {
+			t.Errorf("%s with %d attempts after %s", st.out.Receipt.Completion, len(st.attempts), st.took)
+		}
+	})
+}

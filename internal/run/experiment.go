@@ -189,8 +189,12 @@ func (x *experiment) counted() {
 	}
 }
 
-// execute runs one slot whose permits are held.
-func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(context.Context, string, func(context.Context) error) error) {
+// yield gives permits back while wait runs; what says for what.
+type yield func(ctx context.Context, what string, wait func(context.Context) error) error
+
+// execute runs one slot whose permits are held. early yields those that a slot
+// holds before it has a sandbox, later those that it gives back while it has one.
+func (x *experiment) execute(ctx context.Context, s *plan.Slot, early, later yield) {
 	grader, err := x.c.judges.of(s)
 	if err != nil {
 		if fault.Cause(ctx) != nil {
@@ -200,7 +204,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 		x.unjudged(s, err)
 		return
 	}
-	if err := x.setup(ctx, s.Ref, yield); err != nil {
+	if err := x.setup(ctx, s.Ref, early); err != nil {
 		if fault.Cause(ctx) != nil {
 			x.notRun(s, "interrupted", "")
 			return
@@ -229,7 +233,7 @@ func (x *experiment) execute(ctx context.Context, s *plan.Slot, yield func(conte
 	owner := x.c.o.Owner
 	owner.Run, owner.Experiment = x.id, x.x.ID
 	res := attempt.Run(ctx, s, attempt.Env{
-		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: yield,
+		Run: x.id, Owner: owner, Sink: x.c.o.Sink, Prepared: prepared, Secret: x.c.o.Env, Yield: later,
 		Force: x.c.o.Force, HostRoot: x.c.o.Root, Queued: x.c.queued, Judge: grader, Hub: &x.c.hub, Lane: x.lanes.of(s), Keep: x.c.keeping(),
 	})
 	x.soil(&res.Sealed.Attempt)
@@ -338,7 +342,7 @@ func (x *experiment) count(s *plan.Slot, a *record.Attempt, res attempt.Result) 
 
 // setup runs the experiment's own setup once, before its first attempt. Those
 // who wait for it give their slot back.
-func (x *experiment) setup(ctx context.Context, slot ref.Slot, yield func(context.Context, string, func(context.Context) error) error) error {
+func (x *experiment) setup(ctx context.Context, slot ref.Slot, wait yield) error {
 	d := x.x.Def
 	hooks := len(d.SetupCommands) > 0 || d.Setup != nil || hasTeardown(d)
 	if !hooks && d.SharedState == "" {
@@ -359,7 +363,7 @@ func (x *experiment) setup(ctx context.Context, slot ref.Slot, yield func(contex
 		return x.setupErr
 	default:
 	}
-	if err := yield(ctx, "experiment setup", func(context.Context) error { <-x.setupDone; return nil }); err != nil {
+	if err := wait(ctx, "experiment setup", func(context.Context) error { <-x.setupDone; return nil }); err != nil {
 		return err
 	}
 	return x.setupErr

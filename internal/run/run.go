@@ -265,9 +265,11 @@ func (c *conductor) job(x *experiment, s *plan.Slot, capacity map[string]int) sc
 		tokens = append(tokens, "provider:"+info.Kind)
 	}
 	slots := []string{"all", "provider:" + info.Kind}
+	places := slots // what a slot without a sandbox does not need
 	if info.Exclusive {
 		capacity["exclusive:"+info.Kind] = 1
 		tokens = append(tokens, "exclusive:"+info.Kind)
+		places = append(slices.Clone(slots), "exclusive:"+info.Kind)
 	}
 	if s.Group != nil {
 		// One sandbox serves the members, in the order of the list.
@@ -280,10 +282,13 @@ func (c *conductor) job(x *experiment, s *plan.Slot, capacity map[string]int) sc
 		Admit:   func() bool { return x.admit(s) },
 		Dropped: func() { x.notRun(s, c.why(), "") },
 		Run: func(ctx context.Context, l *schedule.Lease) {
-			x.execute(ctx, s, func(ctx context.Context, what string, wait func(context.Context) error) error {
-				c.o.Sink(event.Queued{Slot: s.Ref, For: what})
-				return l.Yield(ctx, slots, wait)
-			})
+			without := func(tokens []string) yield {
+				return func(ctx context.Context, what string, wait func(context.Context) error) error {
+					c.o.Sink(event.Queued{Slot: s.Ref, For: what})
+					return l.Yield(ctx, tokens, wait)
+				}
+			}
+			x.execute(ctx, s, without(places), without(slots))
 		},
 	}
 }

@@ -69,6 +69,7 @@ type setup struct {
 	env       map[string]string
 	onEvent   func(event.Event)
 	onRoot    func(string)
+	state     string // the folder for what is no result
 }
 
 // play runs a suite to its end.
@@ -102,7 +103,7 @@ func play(t *testing.T, suite assay.Suite, s setup) *story {
 	var mu sync.Mutex
 	begin := time.Now()
 	st.out, st.err = run.Run(work, run.Options{
-		Plan: p, Writer: w, Force: force,
+		Plan: p, Writer: w, Force: force, State: s.state,
 		Sink: func(e event.Event) {
 			mu.Lock()
 			st.events = append(st.events, e)
