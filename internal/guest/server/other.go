@@ -6,3 +6,5 @@ package server
 func serve(Options) int { return 2 }
 
 func session() int { return 2 }
+
+func sweep() int { return 2 }

@@ -18,6 +18,8 @@ import (
 
 func session() int { return supervise.Session() }
 
+func sweep() int { return supervise.End() }
+
 type server struct {
 	conn   *wire.Conn
 	ledger Ledger

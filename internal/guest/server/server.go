@@ -59,7 +59,7 @@ func Maybe(args []string, o Options) (ran bool, code int) {
 	case supervise.SessionArg:
 		return true, session()
 	case supervise.EndArg:
-		return true, supervise.End()
+		return true, sweep()
 	case LedgerArg:
 		return true, ledgerOnce(o)
 	case relay.AttachArg:
