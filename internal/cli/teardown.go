@@ -83,13 +83,17 @@ func (a *app) tearDown(ctx context.Context, o expOptions) error {
 			r := row{Experiment: string(p.Experiment), Owed: p.Owed, Waits: p.Waits}
 			if p.Err != nil {
 				r.Error = p.Err.Error()
+			}
+			if p.Err != nil || p.Owed > 0 && p.Waits != "" {
 				errs = append(errs, exitError(ExitRed))
 			}
 			rows = append(rows, r)
 		}
 		return errors.Join(append(errs, a.printJSON(rows))...)
 	}
+	owed := false
 	for _, p := range paid {
+		owed = owed || p.Owed > 0 && p.Waits != ""
 		switch {
 		case p.Err != nil:
 			errs = append(errs, &fault.Error{Class: fault.Config, Code: "leftover-teardown-failed", What: fmt.Sprintf("teardown of experiment %s, which is still owed", p.Experiment), Fix: or(fault.FixOf(p.Err), "Repair it, and run the command again."), Err: p.Err})
@@ -108,6 +112,9 @@ func (a *app) tearDown(ctx context.Context, o expOptions) error {
 	if len(errs) > 0 {
 		a.p.show(errors.Join(errs...))
 		return exitError(ExitRed)
+	}
+	if owed {
+		return exitError(ExitRed) // what remains was told above
 	}
 	return nil
 }

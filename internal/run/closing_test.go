@@ -2,7 +2,10 @@ package run_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"assay"
 	"assay/agent"
 	"assay/record"
+	"assay/ref"
 	"assay/sandbox"
 	"assay/sandbox/fake"
 )
@@ -180,4 +184,49 @@ func TestWhoWaitsForASharedStateHoldsNoSandboxPermit(t *testing.T) {
 			t.Errorf("%s with %d attempts after %s", st.out.Receipt.Completion, len(st.attempts), st.took)
 		}
 	})
+}
+
+// Leftover teardowns are no reason to go on after a signal, and hurry after a
+// second one. What was not torn down is still owed.
+func TestInterruptedHealing(t *testing.T) {
+	for name, c := range map[string]struct {
+		signals []time.Duration
+		took    time.Duration
+		torn    string
+	}{
+		"one signal":  {[]time.Duration{time.Second}, 20 * time.Second, "x"},
+		"two signals": {[]time.Duration{time.Second, 2 * time.Second}, 12 * time.Second, "x-cut"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := &journal{}
+				state := t.TempDir()
+				dead := *record.CurrentOwner()
+				dead.Start = "1"
+				suite := assay.Suite{Evals: []assay.Eval{hello("e")}}
+				for _, id := range []ref.ExperimentID{"x", "y"} {
+					suite.Experiments = append(suite.Experiments, assay.Experiment{
+						ID: id, Agent: busy{d: time.Second}, Sandbox: fake.New(fake.Script{}).Layer(),
+						Teardown: func(ctx context.Context, _ sandbox.Notes) error {
+							return lasting(j, string(id), 20*time.Second)(ctx, nil, nil)
+						},
+					})
+					body, err := json.Marshal(map[string]any{"experiment": id, "run": "r", "owner": dead})
+					if err == nil {
+						err = os.MkdirAll(filepath.Join(state, "teardowns"), 0o700)
+					}
+					if err = errors.Join(err, os.WriteFile(filepath.Join(state, "teardowns", string(id)+".r.json"), body, 0o600)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				st := play(t, suite, setup{state: state, interrupt: c.signals})
+				if j.String() != c.torn || st.took != c.took || st.out.Receipt.Completion != record.Interrupted {
+					t.Errorf("torn down %q in %s, %s; want %q in %s", j, st.took, st.out.Receipt.Completion, c.torn, c.took)
+				}
+				if left, _ := filepath.Glob(filepath.Join(state, "teardowns", "*.json")); len(left) != len(c.signals) {
+					t.Errorf("owed: %v", left)
+				}
+			})
+		})
+	}
 }

@@ -165,6 +165,11 @@ func (x *experiment) pay(ctx context.Context, d duties) Paid {
 		return p
 	}
 	defer release()
+	// Whoever had the lock before may have paid.
+	if dead, _, p.Err = d.left(x.x.ID); p.Err != nil || len(dead) == 0 {
+		p.Owed = 0
+		return p
+	}
 	if p.Err = x.compensate(ctx); p.Err != nil {
 		return p
 	}
@@ -174,9 +179,13 @@ func (x *experiment) pay(ctx context.Context, d duties) Paid {
 	return p
 }
 
-// compensate runs the teardown on its own time.
+// compensate runs the teardown on its own time, which a second signal shortens.
 func (x *experiment) compensate(ctx context.Context) error {
-	ctx, cancel := fault.WithTimeout(context.WithoutCancel(ctx), "cleanup-limit", attempt.CleanupLimit, "built-in")
+	force := x.c.o.Force
+	if force == nil {
+		force = ctx
+	}
+	ctx, cancel := attempt.OnHost(force)
 	defer cancel()
 	def := x.x.Def
 	return attempt.Bounded(ctx, func(ctx context.Context) error {
@@ -185,9 +194,12 @@ func (x *experiment) compensate(ctx context.Context) error {
 }
 
 // heal pays what runs that died owe, before anything of this run is set up, also
-// where nothing will be.
+// where nothing will be. After a signal the rest stays owed.
 func (c *conductor) heal(ctx context.Context) {
 	for _, x := range c.experiments {
+		if fault.Cause(ctx) != nil {
+			return
+		}
 		p := x.pay(ctx, c.duties())
 		switch {
 		case p.Err != nil:
