@@ -230,3 +230,21 @@ func TestInterruptedHealing(t *testing.T) {
 		})
 	}
 }
+
+// The first thing that went wrong is the error of the run; what follows is told
+// beside it.
+func TestTheFirstErrorOfARunStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := shared(fake.New(fake.Script{}), nil, func(l sandbox.Layer) sandbox.Layer {
+			return l.Teardown(func(context.Context, *sandbox.Sandbox, sandbox.Notes) error { return errors.New("state not saved") })
+		})
+		x.Teardown = func(context.Context, sandbox.Notes) error { return errors.New("port still taken") }
+		end := play(t, one(x, hello("e")), setup{}).ends[0]
+		if end.Error == nil || !strings.Contains(end.Error.Message, "state not saved") {
+			t.Errorf("error %+v", end.Error)
+		}
+		if d := end.Diagnostics; len(d) != 2 || !strings.Contains(d[1].Message, "port still taken") {
+			t.Errorf("diagnostics %+v", d)
+		}
+	})
+}

@@ -448,6 +448,9 @@ func (x *experiment) teardown() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.diags = append(x.diags, record.Diagnostic{Phase: "experiment.teardown", Code: "experiment-teardown-failed", Level: "error", Message: x.mask.String(err.Error()), Count: 1})
+	if x.err != nil {
+		return // what failed first is the reason
+	}
 	x.err = attempt.ErrorInfo(&fault.Error{Class: fault.ClassOf(err), Code: "experiment-teardown-failed", Stage: "experiment.teardown", Fix: fault.FixOf(err), What: "teardown of experiment " + string(x.x.ID), Err: err}, x.mask)
 }
 
