@@ -34,6 +34,8 @@ func lifeOf(o *Owner) life {
 		return dead
 	case ns != o.PIDNamespace:
 		return lifeUnknown
+	case o.Start != "" && start == "" && exists(o.PID):
+		return lifeUnknown // it is hidden from this user
 	case o.Start != "" && start != o.Start:
 		return dead // gone, or its number belongs to another process now
 	case !exists(o.PID):
