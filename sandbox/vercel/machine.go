@@ -30,12 +30,18 @@ type machine struct {
 	session string
 	workdir string
 	files   atomic.Int64
+	// installing bounds how many programs are packed and on their way at once:
+	// each takes megabytes.
+	installing chan struct{}
 }
 
-func newMachine(api *vercelapi.Client, made *vercelapi.Created, program []byte, workdir string) *machine {
+// atOnce is how many programs are uploaded at once.
+const atOnce = 4
+
+func (p *Provider) newMachine(api *vercelapi.Client, made *vercelapi.Created, program []byte, workdir string) *machine {
 	return &machine{
 		api: api, name: made.Sandbox.Name, sid: made.Session.ID, program: program,
-		dir: "/tmp/.init-" + token(4), session: token(8), workdir: workdir,
+		dir: "/tmp/.init-" + token(4), session: token(8), workdir: workdir, installing: p.installing,
 	}
 }
 
@@ -54,6 +60,12 @@ func (m *machine) input(frames []byte) vercelapi.File {
 
 // Install uploads the exec server with the first input.
 func (m *machine) Install(ctx context.Context, first []byte) error {
+	select {
+	case m.installing <- struct{}{}:
+		defer func() { <-m.installing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	return gone(m.api.WriteFiles(ctx, m.sid, vercelapi.File{Path: m.dir + "/init", Mode: 0o755, Body: m.program}, m.input(first)))
 }
 

@@ -140,6 +140,8 @@ type Provider struct {
 	pacer    *cloudbox.Pacer
 	requests atomic.Int64
 	guest    cloudbox.Program
+	// installing bounds uploads, see machine.
+	installing chan struct{}
 
 	mu  sync.Mutex
 	api *vercelapi.Client
@@ -153,7 +155,7 @@ func New(o Options) *Provider {
 	if o.CreateBurst == 0 {
 		o.CreateBurst = 10
 	}
-	return &Provider{o: o, pacer: cloudbox.NewPacer(o.CreateEvery, o.CreateBurst)}
+	return &Provider{o: o, pacer: cloudbox.NewPacer(o.CreateEvery, o.CreateBurst), installing: make(chan struct{}, atOnce)}
 }
 
 var shared = sync.OnceValue(func() *Provider { return New(Options{}) })
@@ -384,7 +386,7 @@ func (p *Provider) open(ctx context.Context, api *vercelapi.Client, made *vercel
 	if workdir == "" {
 		workdir = DefaultWorkdir
 	}
-	m := newMachine(api, made, program, workdir)
+	m := p.newMachine(api, made, program, workdir)
 	var d *cloudbox.Driver
 	var err error
 	if made.Session.Timeout < asked {

@@ -248,14 +248,19 @@ type File struct {
 	Body []byte
 }
 
+// zips are compressors, which take a megabyte each.
+var zips = sync.Pool{New: func() any {
+	z, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is one
+	return z
+}}
+
 // WriteFiles writes files in one request. They belong to the default user;
 // missing directories are made.
 func (c *Client) WriteFiles(ctx context.Context, sessionID string, files ...File) error {
 	var b bytes.Buffer
-	z, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
-	if err != nil {
-		return err
-	}
+	z := zips.Get().(*gzip.Writer)
+	defer zips.Put(z)
+	z.Reset(&b)
 	tw := tar.NewWriter(z)
 	for _, f := range files {
 		mode := f.Mode
