@@ -3,6 +3,7 @@ package native
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,13 +41,40 @@ type cgroups struct {
 var controllers = []string{"memory", "pids", "cpu"}
 
 // boxPrefix starts the name of every cgroup made here; the runner's pid, its
-// start time and a number follow. The name shows nothing to the sandbox, whose
-// view starts below it.
+// start time, its process namespace and a number follow. The name shows nothing to
+// the sandbox, whose view starts below it.
 const boxPrefix = "box-"
+
+// namespace is the number of this process's process namespace, "0" where the
+// system does not tell: the numbers of processes mean nothing in another one.
+func namespace() string {
+	ns, _ := os.Readlink("/proc/self/ns/pid")
+	return cmp.Or(strings.Trim(ns, "pid:[]"), "0")
+}
+
+// orphaned reads the runner out of the name of a cgroup, and reports whether that
+// runner is known to be dead. Nobody knows it of one in another namespace, or one
+// that is hidden.
+func orphaned(name string) (pid int, start string, dead bool) {
+	rest, ok := strings.CutPrefix(name, boxPrefix)
+	f := strings.Split(rest, "-")
+	if !ok || len(f) != 4 || f[2] != namespace() {
+		return 0, "", false
+	}
+	pid, err := strconv.Atoi(f[0])
+	if err != nil || pid <= 0 {
+		return 0, "", false
+	}
+	now := startOf(pid)
+	if now == "" && unix.Kill(pid, 0) != unix.ESRCH {
+		return pid, f[1], false
+	}
+	return pid, f[1], now != f[1]
+}
 
 func findCgroups() *cgroups {
 	c := locate("/proc/self/mountinfo", "/proc/self/cgroup")
-	c.prefix = boxPrefix + strconv.Itoa(os.Getpid()) + "-" + startOf(os.Getpid()) + "-"
+	c.prefix = boxPrefix + strconv.Itoa(os.Getpid()) + "-" + startOf(os.Getpid()) + "-" + namespace() + "-"
 	return c
 }
 
@@ -158,13 +186,7 @@ func (c *cgroups) sweep() {
 		seen[dir] = true
 		entries, _ := os.ReadDir(dir) // what cannot be listed cannot be swept
 		for _, e := range entries {
-			rest, ok := strings.CutPrefix(e.Name(), boxPrefix)
-			f := strings.Split(rest, "-")
-			if !ok || len(f) != 3 {
-				continue
-			}
-			pid, err := strconv.Atoi(f[0])
-			if err != nil || startOf(pid) == f[1] {
+			if _, _, dead := orphaned(e.Name()); !dead {
 				continue
 			}
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"assay/fault"
@@ -43,8 +42,7 @@ func (p *Provider) Inventory(context.Context) ([]sandbox.Instance, error) {
 	return out, err
 }
 
-// deadGroups lists the cgroups whose runner is gone. Their names hold its number
-// and its start.
+// deadGroups lists the cgroups whose runner is gone, as their names tell.
 func (p *Provider) deadGroups() []sandbox.Instance {
 	p.mu.Lock()
 	cgs := p.cgs
@@ -58,18 +56,13 @@ func (p *Provider) deadGroups() []sandbox.Instance {
 	for _, dir := range cgs.parents {
 		entries, _ := os.ReadDir(dir) // what cannot be listed cannot be removed
 		for _, e := range entries {
-			rest, ok := strings.CutPrefix(e.Name(), boxPrefix)
-			f := strings.Split(rest, "-")
-			if !ok || len(f) != 3 {
-				continue
-			}
-			pid, err := strconv.Atoi(f[0])
+			pid, start, dead := orphaned(e.Name())
 			path := filepath.Join(dir, e.Name())
-			if err != nil || startOf(pid) == f[1] || seen[path] {
+			if !dead || seen[path] {
 				continue
 			}
 			seen[path] = true
-			o := sandbox.Owner{Host: self.Host, Boot: self.Boot, PIDNamespace: self.PIDNamespace, PID: pid, StartTime: f[1]}
+			o := sandbox.Owner{Host: self.Host, Boot: self.Boot, PIDNamespace: self.PIDNamespace, PID: pid, StartTime: start}
 			out = append(out, sandbox.Instance{ID: groupPrefix + path, Kind: "cgroup", Name: e.Name(), Labels: o.Labels()})
 		}
 	}
