@@ -54,3 +54,15 @@ func TestLanesAreShown(t *testing.T) {
 		t.Errorf("several runs:\n%s", got)
 	}
 }
+
+func TestLimitsAreReadable(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		v    any
+		want string
+	}{{"memory", float64(64 << 20), "64 MiB"}, {"disk", float64(1536 << 20), "1536 MiB"}, {"pids", float64(100000), "100000"}, {"cpus", 0.5, "0.5"}, {"x", "y", "y"}} {
+		if got := limit(c.name, c.v); got != c.want {
+			t.Errorf("%s %v is %q, want %q", c.name, c.v, got, c.want)
+		}
+	}
+}

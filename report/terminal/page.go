@@ -382,12 +382,25 @@ func (p *printer) sandboxBlock(s *record.Sandbox) {
 	add("workdir", s.Workdir)
 	add("network", s.Network)
 	for _, k := range slices.Sorted(maps.Keys(s.Limits)) {
-		add("limit "+clean(k), fmt.Sprint(s.Limits[k]))
+		add("limit "+clean(k), limit(k, s.Limits[k]))
 	}
 	for _, k := range slices.Sorted(maps.Keys(s.Details)) {
 		add(clean(k), s.Details[k])
 	}
 	p.table(rows, nil)
+}
+
+// limit renders a limit of a sandbox; memory and disk are bytes.
+func limit(name string, v any) string {
+	f, ok := v.(float64)
+	switch {
+	case !ok:
+		return fmt.Sprint(v)
+	case name == "memory" || name == "disk":
+		return fmt.Sprintf("%.4g MiB", f/(1<<20))
+	default:
+		return strconv.FormatFloat(f, 'f', -1, 64)
+	}
 }
 
 func (p *printer) usage(a *record.Attempt) {
