@@ -20,6 +20,12 @@ const groupPrefix = "cgroup:"
 // have left. Sandboxes in memory end with their runner and are not listed.
 func (p *Provider) Inventory(context.Context) ([]sandbox.Instance, error) {
 	out, err := p.deadGroups(), error(nil)
+	if derr := ours(p.boxes()); derr != nil {
+		if errors.Is(derr, fs.ErrNotExist) {
+			derr = nil
+		}
+		return out, derr
+	}
 	entries, derr := os.ReadDir(p.boxes())
 	if derr != nil && !errors.Is(derr, fs.ErrNotExist) {
 		err = derr
@@ -79,6 +85,9 @@ func (p *Provider) Destroy(ctx context.Context, id string) error {
 	}
 	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
 		return fault.Configf("sandbox-unknown", "Name one that `sandbox list` shows.", "%q is no id of a sandbox", id)
+	}
+	if err := ours(p.boxes()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	x := &box{dir: filepath.Join(p.boxes(), id)}
 	if _, err := os.Lstat(x.dir); errors.Is(err, fs.ErrNotExist) {

@@ -72,6 +72,12 @@ func ownFolder(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+	return ours(dir)
+}
+
+// ours refuses a folder of boxes that somebody else made or can write to: what
+// stands in it may lead anywhere.
+func ours(dir string) error {
 	st, err := os.Lstat(dir)
 	if err != nil {
 		return err
@@ -191,6 +197,9 @@ func (d *driver) Suspend(ctx context.Context) (sandbox.Dormant, error) {
 
 // Wake starts a sandbox again on its files. Nothing of what it ran lives on.
 func (p *Provider) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (sandbox.Driver, error) {
+	if err := ours(p.boxes()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	x := &box{dir: filepath.Join(p.boxes(), filepath.Base(id))}
 	about, err := describe(x.dir)
 	switch {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"assay/fault"
 )
 
 // Only what a dead runner of this process namespace left is swept: in another one
@@ -53,6 +55,32 @@ func TestCgroupsOfOthersAreNotSwept(t *testing.T) {
 	}
 	if !slices.Equal(names, sorted(stay)) {
 		t.Errorf("%v stay, want %v", names, stay)
+	}
+}
+
+// The folder of the boxes stands where everybody may make it: in one of somebody
+// else nothing is looked at, because a link there could lead anywhere.
+func TestBoxesOfSomebodyElse(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "boxes")
+	target := filepath.Join(t.TempDir(), "made")
+	if err := os.MkdirAll(filepath.Join(dir, "b1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, filepath.Join(dir, "b1", boxLock)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	p := New(Options{Boxes: dir})
+	if _, err := p.Inventory(t.Context()); fault.CodeOf(err) != "sandbox.native-boxes" {
+		t.Errorf("listed, error %v", err)
+	}
+	if err := p.Destroy(t.Context(), "b1"); fault.CodeOf(err) != "sandbox.native-boxes" {
+		t.Errorf("destroyed, error %v", err)
+	}
+	if _, err := os.Lstat(target); err == nil {
+		t.Error("a link was followed and made a file")
 	}
 }
 
