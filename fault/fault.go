@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"time"
 )
@@ -233,4 +234,16 @@ func Cause(ctx context.Context) error {
 		return nil
 	}
 	return context.Cause(ctx)
+}
+
+// Caught runs f and returns its error. A panic becomes the error "panic", so that
+// code of others in a goroutine of ours ends what it belongs to and not the
+// process.
+func Caught(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &Error{Code: "panic", What: fmt.Sprintf("panic: %v", p), Err: errors.New(string(debug.Stack()))}
+		}
+	}()
+	return f()
 }

@@ -137,3 +137,16 @@ func TestTimeoutIsTheCause(t *testing.T) {
 		t.Errorf("cause %v", got)
 	}
 }
+
+func TestCaught(t *testing.T) {
+	if err := fault.Caught(func() error { return nil }); err != nil {
+		t.Error(err)
+	}
+	own := errors.New("own")
+	if err := fault.Caught(func() error { return own }); err != own {
+		t.Error(err)
+	}
+	if err := fault.Caught(func() error { panic("no such field") }); fault.CodeOf(err) != "panic" || !strings.HasPrefix(err.Error(), "panic: no such field") {
+		t.Error(err)
+	}
+}

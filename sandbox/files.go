@@ -133,7 +133,7 @@ func (s *Sandbox) get(ctx context.Context, full string, use func(*tar.Reader) er
 	pr, pw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := s.d.Get(ctx, full, pw)
+		err := fault.Caught(func() error { return s.d.Get(ctx, full, pw) })
 		pw.CloseWithError(err)
 		done <- err
 	}()
@@ -411,7 +411,7 @@ func (s *Sandbox) DownloadDirectory(ctx context.Context, source, target string, 
 		pr, pw := io.Pipe()
 		done := make(chan error, 1)
 		go func() {
-			err := s.d.Get(ctx, s.Path(source), pw)
+			err := fault.Caught(func() error { return s.d.Get(ctx, s.Path(source), pw) })
 			pw.CloseWithError(err)
 			done <- err
 		}()

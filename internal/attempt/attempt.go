@@ -191,9 +191,11 @@ func Run(ctx context.Context, slot *plan.Slot, env Env) Result {
 	// A signal that comes from here on finds an attempt that has ended.
 	a.cut = interrupted(ctx)
 	if err != nil && a.rec.Error == nil {
-		a.fail(a.diagnose(ctx, err))
+		reason := err // also where who is asked for more panics
+		_ = a.guarded(func() error { reason = a.diagnose(ctx, err); return nil })
+		a.fail(reason)
 	}
-	a.companions(ctx)
+	_ = a.guarded(func() error { a.companions(ctx); return nil }) // they decide nothing
 	a.closeTelemetry()
 	a.sweep()
 	a.conclude(measured, cut)

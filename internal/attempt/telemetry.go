@@ -94,8 +94,10 @@ func (a *attempt) besideTheAgent(ctx context.Context) (*telemetry, error) {
 	ended := make(chan error, 1)
 	go func() {
 		argv := append(shell, "-c", otlp.RelayScript, "sh", word, otlp.RelayNode, otlp.RelayPython)
-		_, err := a.sb.RunCommand(run, argv, sandbox.CommandOptions{Stdin: in, Stdout: relay, OutputLimit: 4 << 10, Label: "receiver of spans"})
-		ended <- err
+		ended <- fault.Caught(func() error {
+			_, err := a.sb.RunCommand(run, argv, sandbox.CommandOptions{Stdin: in, Stdout: relay, OutputLimit: 4 << 10, Label: "receiver of spans"})
+			return err
+		})
 		_ = in.Close()
 	}()
 	stopped := false

@@ -71,7 +71,7 @@ func (l *Ledger) call(ctx context.Context, what string, r snapshot.Request) (sna
 	pr, pw := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		err := l.tracker.Track(ctx, req, pw)
+		err := fault.Caught(func() error { return l.tracker.Track(ctx, req, pw) })
 		pw.CloseWithError(err)
 		done <- err
 	}()

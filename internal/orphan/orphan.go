@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"assay/fault"
 	"assay/internal/keep"
 	"assay/record"
 	"assay/sandbox"
@@ -128,9 +129,11 @@ func Sweep(ctx context.Context, places []Place, extra keep.Registry) ([]Found, e
 	var all sync.WaitGroup
 	for _, p := range places {
 		all.Go(func() {
-			found, err := Find(ctx, p, extra)
+			var found []Found
+			err := fault.Caught(func() (err error) { found, err = Find(ctx, p, extra); return err })
 			dead := slices.DeleteFunc(found, func(f Found) bool { return f.Life != record.Dead })
-			removed, rerr := Remove(ctx, dead)
+			var removed []Found
+			rerr := fault.Caught(func() (err error) { removed, err = Remove(ctx, dead); return err })
 			mu.Lock()
 			defer mu.Unlock()
 			gone = append(gone, removed...)

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -136,5 +137,18 @@ func TestSweepKeepsWhatItCannotJudge(t *testing.T) {
 	s.stuck = ""
 	if removed, err := Sweep(t.Context(), []Place{{"box", s}}, keep.Registry{Dir: dir}); err != nil || len(removed) != 0 {
 		t.Errorf("beside an unreadable registry %v was removed, %v", removed, err)
+	}
+}
+
+// crashing is an inventory with a bug.
+type crashing struct{ *shelf }
+
+func (crashing) Inventory(context.Context) ([]sandbox.Instance, error) { panic("no such field") }
+
+func TestSweepOutlivesAProviderThatPanics(t *testing.T) {
+	s := &shelf{all: []sandbox.Instance{thing("dead", "container", "1", gone(t))}}
+	removed, err := Sweep(t.Context(), []Place{{"broken", crashing{&shelf{}}}, {"box", s}}, keep.Registry{Dir: t.TempDir()})
+	if len(removed) != 1 || err == nil || !strings.Contains(err.Error(), "no such field") {
+		t.Errorf("removed %v, error %v", removed, err)
 	}
 }

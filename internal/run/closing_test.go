@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -247,4 +248,78 @@ func TestTheFirstErrorOfARunStays(t *testing.T) {
 			t.Errorf("diagnostics %+v", d)
 		}
 	})
+}
+
+// broken is a provider whose sandboxes panic where they are asked.
+type broken struct {
+	*fake.Provider
+	at string
+}
+
+func (b broken) Create(ctx context.Context, r sandbox.CreateRequest) (sandbox.Driver, error) {
+	d, err := b.Provider.Create(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return brokenBox{d, b.at}, nil
+}
+
+type brokenBox struct {
+	sandbox.Driver
+	at string
+}
+
+func (b brokenBox) Unwrap() sandbox.Driver { return b.Driver }
+
+func (b brokenBox) Health(context.Context) error {
+	if b.at == "health" {
+		panic("no such field")
+	}
+	return nil
+}
+
+func (b brokenBox) Companions(context.Context) ([]sandbox.Companion, error) {
+	if b.at == "companions" {
+		panic("no such field")
+	}
+	return nil, nil
+}
+
+func (b brokenBox) Track(ctx context.Context, request []byte, w io.Writer) error {
+	if b.at == "track" {
+		panic("no such field")
+	}
+	tr, _ := sandbox.AsDriver[sandbox.Tracker](b.Driver)
+	return tr.Track(ctx, request, w)
+}
+
+// A panic of a provider is an error of the attempt that met it, and of no other:
+// the run goes on and nothing is left.
+func TestAPanicOfAProviderStaysInItsAttempt(t *testing.T) {
+	for _, at := range []string{"health", "companions", "track"} {
+		t.Run(at, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := fake.New(fake.Script{})
+				fails := busy{d: time.Second, fails: func(agent.Input) error { return errors.New("no credit left") }}
+				x := assay.Experiment{ID: "x", Sandbox: sandbox.From(sandbox.Template{Provider: broken{p, at}, Spec: struct{}{}}), Agent: fails}
+				y := assay.Experiment{ID: "y", Sandbox: p.Layer(), Agent: busy{d: 3 * time.Second}}
+				st := play(t, assay.Suite{Experiments: []assay.Experiment{x, y}, Evals: []assay.Eval{hello("e")}}, setup{})
+				if len(st.attempts) != 2 || len(p.Instances("")) != 0 {
+					t.Fatalf("%d attempts, %d sandboxes are left", len(st.attempts), len(p.Instances("")))
+				}
+				for _, a := range st.attempts {
+					want, text := record.Passed, ""
+					if a.Experiment == "x" {
+						want, text = record.Errored, "no credit left"
+						if at == "track" {
+							text = "no such field"
+						}
+					}
+					if a.Verdict != want || text != "" && !strings.Contains(a.Error.Message, text) {
+						t.Errorf("%s is %s: %+v", a.Experiment, a.Verdict, a.Error)
+					}
+				}
+			})
+		})
+	}
 }
