@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -59,9 +61,22 @@ func Find(ctx context.Context, p Place, extra keep.Registry) ([]Found, error) {
 		if kept.holds(p.Kind, i.ID, o.Registry, extra.Dir) || kept.token(p.Kind, all, o.Token, o.Registry, extra.Dir) {
 			continue
 		}
+		if life == record.Dead && moved(o.Registry) {
+			life = record.Unverified
+		}
 		out = append(out, Found{Provider: p.Kind, Instance: i, Owner: o, Life: life, remove: p.Inventory})
 	}
 	return out, nil
+}
+
+// moved reports whether the project of a registry is not where it was: what it
+// keeps nobody can tell then. A registry without a file is just empty.
+func moved(registry string) bool {
+	if registry == "" {
+		return false
+	}
+	_, err := os.Stat(filepath.Dir(registry))
+	return err != nil
 }
 
 // registries reads each registry once.

@@ -152,3 +152,37 @@ func TestSweepOutlivesAProviderThatPanics(t *testing.T) {
 		t.Errorf("removed %v, error %v", removed, err)
 	}
 }
+
+// What a project kept that was moved since is not taken for an orphan.
+func TestSweepLeavesWhatAMovedProjectMayKeep(t *testing.T) {
+	project := filepath.Join(t.TempDir(), "project")
+	r := keep.Registry{Dir: filepath.Join(project, ".assay", "sandboxes")}
+	if err := r.Put(keep.Entry{ID: keep.IDOf("box", "kept"), SandboxID: "kept", Provider: "box", KeptAt: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	dead := gone(t)
+	dead.Registry = r.Dir
+	s := &shelf{all: []sandbox.Instance{thing("kept", "container", "1", dead), thing("left", "container", "2", dead)}}
+	if err := os.Rename(project, project+"-2"); err != nil {
+		t.Fatal(err)
+	}
+	sweep := func() int {
+		removed, err := Sweep(t.Context(), []Place{{"box", s}}, keep.Registry{Dir: t.TempDir()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(removed)
+	}
+	if n := sweep(); n != 0 {
+		t.Errorf("%d removed, %v are left", n, s.ids())
+	}
+	if found, err := Find(t.Context(), Place{"box", s}, keep.Registry{}); err != nil || len(found) != 2 || found[0].Life != record.Unverified {
+		t.Errorf("found %+v, %v", found, err)
+	}
+	if err := os.Rename(project+"-2", project); err != nil {
+		t.Fatal(err)
+	}
+	if n := sweep(); n != 1 || !slices.Equal(s.ids(), []string{"kept"}) {
+		t.Errorf("%d removed, %v are left", n, s.ids())
+	}
+}
