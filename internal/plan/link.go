@@ -195,12 +195,27 @@ func (l *linker) experiment(ctx context.Context, p *Plan, x *assay.Experiment, e
 		links[i] = l.pair(ctx, p, out, e)
 		l.identify(p, &links[i])
 	}
-	// All first attempts precede any second attempt.
+	add := func(i, ordinal int) {
+		s := links[i]
+		s.Ref.Ordinal = ordinal
+		out.Slots = append(out.Slots, &s)
+	}
+	// All first attempts precede any second attempt; but the sandbox of a group is
+	// not given up while somebody comes for it, so its attempts stay together.
 	for ordinal := range out.Attempts {
 		for i := range links {
-			s := links[i]
-			s.Ref.Ordinal = ordinal
-			out.Slots = append(out.Slots, &s)
+			g := l.groupOf[evals[i].ID]
+			if g == nil {
+				add(i, ordinal)
+			}
+			if g == nil || ordinal > 0 || i > 0 && l.groupOf[evals[i-1].ID] == g {
+				continue
+			}
+			for n := range out.Attempts {
+				for j := i; j < len(evals) && l.groupOf[evals[j].ID] == g; j++ {
+					add(j, n)
+				}
+			}
 		}
 	}
 	return out

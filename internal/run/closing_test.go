@@ -323,3 +323,29 @@ func TestAPanicOfAProviderStaysInItsAttempt(t *testing.T) {
 		})
 	}
 }
+
+// One lane serves one group after the other: none loses its sandbox to the next.
+func TestGroupsInOneLaneKeepTheirSandbox(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := fake.New(fake.Script{})
+		j := &journal{}
+		x := assay.Experiment{ID: "x", Attempts: 2, MaxConcurrency: 1, Agent: writer{func(_ context.Context, s *agent.Session) error {
+			j.add("%s%d", s.Eval, s.Ordinal)
+			return nil
+		}}}
+		free := hello("d")
+		free.Sandbox = p.Layer()
+		st := play(t, assay.Suite{Experiments: []assay.Experiment{x}, Evals: []assay.Eval{hello("a"), hello("b"), hello("c"), free}, Groups: []assay.Group{
+			{ID: "g", Evals: []ref.EvalID{"a", "b"}, Sandbox: p.Layer()}, {ID: "h", Evals: []ref.EvalID{"c"}, Sandbox: p.Layer()},
+		}}, setup{})
+		ids := map[string]bool{}
+		for _, a := range st.attempts {
+			if a.Eval != "d" {
+				ids[a.Sandbox.ID] = true
+			}
+		}
+		if got := j.String(); st.out.Red || len(ids) != 2 || got != "a0 b0 a1 b1 c0 c1 d0 d1" {
+			t.Errorf("two groups used %d sandboxes, in the order %s; red %v", len(ids), got, st.out.Red)
+		}
+	})
+}
