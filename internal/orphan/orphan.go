@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -61,13 +62,36 @@ func Find(ctx context.Context, p Place, extra keep.Registry) ([]Found, error) {
 		if kept.holds(p.Kind, i.ID, o.Registry, extra.Dir) || kept.token(p.Kind, all, o.Token, o.Registry, extra.Dir) {
 			continue
 		}
-		if life == record.Dead && moved(o.Registry) {
+		if life == record.Dead && (moved(o.Registry) || elsewhere(o, i.Created)) {
 			life = record.Unverified
 		}
 		out = append(out, Found{Provider: p.Kind, Instance: i, Owner: o, Life: life, remove: p.Inventory})
 	}
 	return out, nil
 }
+
+// elsewhere reports whether the owner, by its boot a process of before this
+// machine started, made something after that: then it runs on another machine that
+// has the same name and id, such as a second copy of one image.
+func elsewhere(o sandbox.Owner, created time.Time) bool {
+	return o.Boot != self().Boot && !booted().IsZero() && created.After(booted())
+}
+
+var self = sync.OnceValue(record.CurrentOwner)
+
+// booted is when this machine started, zero where the system does not tell:
+// btime of proc_stat(5).
+var booted = sync.OnceValue(func() time.Time {
+	b, _ := os.ReadFile("/proc/stat")
+	for line := range strings.Lines(string(b)) {
+		if text, ok := strings.CutPrefix(line, "btime "); ok {
+			if n, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64); err == nil && n > 0 {
+				return time.Unix(n, 0)
+			}
+		}
+	}
+	return time.Time{}
+})
 
 // moved reports whether the project of a registry is not where it was: what it
 // keeps nobody can tell then. A registry without a file is just empty.

@@ -186,3 +186,20 @@ func TestSweepLeavesWhatAMovedProjectMayKeep(t *testing.T) {
 		t.Errorf("%d removed, %v are left", n, s.ids())
 	}
 }
+
+// Copies of one machine have one name. What a boot made that is not this one, and
+// made after this one began, belongs to a copy.
+func TestSweepLeavesWhatACopyOfThisMachineMade(t *testing.T) {
+	if booted().IsZero() {
+		t.Skip("this system does not tell when it started")
+	}
+	before := owner()
+	before.Boot = "another-boot"
+	old, now := thing("of-before", "sandbox", "1", before), thing("of-a-copy", "sandbox", "2", before)
+	old.Created, now.Created = booted().Add(-time.Hour), booted().Add(time.Minute)
+	s := &shelf{all: []sandbox.Instance{old, now}}
+	removed, err := Sweep(t.Context(), []Place{{"box", s}}, keep.Registry{Dir: t.TempDir()})
+	if err != nil || len(removed) != 1 || !slices.Equal(s.ids(), []string{"of-a-copy"}) {
+		t.Errorf("removed %v, %v are left, %v", removed, s.ids(), err)
+	}
+}
