@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"assay"
@@ -379,6 +380,9 @@ func (l *list) each(name string, m map[string]any) {
 		text := Text(v)
 		if text == "" {
 			text = fmt.Sprintf("%v", v) // set to zero is not the same as not set
+		}
+		if word, ok := v.(string); ok && json.Valid([]byte(word)) {
+			text = strconv.Quote(word) // "1" is not the same as 1
 		}
 		l.add(name+" "+k, text)
 	}

@@ -114,6 +114,7 @@ func TestEveryInputCounts(t *testing.T) {
 		{"effort", pair(func(p *carry.Pair) { p.Experiment.ReasoningEffort = "high" }), "reasoningEffort"},
 		{"flag", pair(func(p *carry.Pair) { p.Experiment.Flags = map[string]any{"variant": 2, "on": false} }), "flags variant"},
 		{"flag that is false removed", pair(func(p *carry.Pair) { p.Experiment.Flags = map[string]any{"variant": 1} }), "flags on"},
+		{"flag of another kind", pair(func(p *carry.Pair) { p.Experiment.Flags = map[string]any{"variant": "1", "on": false} }), "flags variant"},
 		{"reuse", pair(func(p *carry.Pair) { p.Experiment.SandboxReuse = true }), "sandboxReuse"},
 		{"shared state", pair(func(p *carry.Pair) { p.Experiment.SharedState = "k2" }), "sharedState"},
 		{"judge", pair(func(p *carry.Pair) { p.Judge = struct{ Model string }{"j"} }), "judge"},

@@ -78,10 +78,18 @@ func (e *engine) ownedContainers(ctx context.Context) ([]sandbox.Instance, error
 	return out, err
 }
 
-// Destroy removes a container, network or volume of the inventory.
+// Destroy removes a container, network or volume of the inventory, and nothing
+// that carries no owner labels: the id may come from a file that somebody else
+// wrote.
 func (p *Provider) Destroy(ctx context.Context, id string) error {
 	e, err := p.connect(ctx)
 	if err != nil {
+		return err
+	}
+	if err := e.owned(ctx, id); err != nil {
+		if statusOf(err) == http.StatusNotFound {
+			return nil
+		}
 		return err
 	}
 	kind := "container"
@@ -100,6 +108,35 @@ func (p *Provider) Destroy(ctx context.Context, id string) error {
 		return nil
 	}
 	return &fault.Error{Class: classify(err), Code: "sandbox-stop-failed", What: "remove " + kind + " " + id, Fix: "See what still uses it, and run the command again.", Err: err}
+}
+
+// owned returns an error when what an id names carries no owner labels.
+func (e *engine) owned(ctx context.Context, id string) error {
+	var labels map[string]string
+	err := e.do(ctx, "inspect", lookLimit, func(ctx context.Context) error {
+		if name, ok := strings.CutPrefix(id, networkPrefix); ok {
+			n, err := e.cli.NetworkInspect(ctx, name, client.NetworkInspectOptions{})
+			labels = n.Network.Labels
+			return err
+		}
+		if name, ok := strings.CutPrefix(id, volumePrefix); ok {
+			v, err := e.cli.VolumeInspect(ctx, name, client.VolumeInspectOptions{})
+			labels = v.Volume.Labels
+			return err
+		}
+		c, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+		if c.Container.Config != nil {
+			labels = c.Container.Config.Labels
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if _, ours := labels[ownerLabel]; !ours {
+		return &fault.Error{Class: fault.Config, Code: "sandbox-not-ours", What: id + " was not made by this tool and is left alone", Fix: "Remove the entry that names it, and see who wrote it."}
+	}
+	return nil
 }
 
 // removeNetwork removes a network. A container that was just removed may still be

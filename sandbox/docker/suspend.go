@@ -89,6 +89,9 @@ func (p *Provider) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (
 		}
 		return nil, err
 	}
+	if err := e.owned(ctx, id); err != nil {
+		return nil, err
+	}
 	if c.State != nil && c.State.Running {
 		now := 0
 		if err := e.do(ctx, "stop", makeLimit, func(ctx context.Context) error {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"assay/fault"
@@ -116,5 +117,37 @@ func TestInventoryOfEveryKind(t *testing.T) {
 	}
 	if got := mine(); len(got) != 0 {
 		t.Errorf("after Destroy the owner has %v", got)
+	}
+}
+
+// What somebody else made is neither destroyed nor woken, whatever file names it.
+func TestForeignThingsAreLeftAlone(t *testing.T) {
+	cli, host := testreq.Engine(t)
+	p := provider(t, host)
+	name := "foreign-" + newToken()[:8]
+	made, err := cli.ContainerCreate(limited(t), client.ContainerCreateOptions{Name: name, Config: &container.Config{Image: testimage.Slice(t), Cmd: []string{"sleep", "600"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = cli.ContainerRemove(context.Background(), made.ID, client.ContainerRemoveOptions{Force: true})
+		_, _ = cli.VolumeRemove(context.Background(), name, client.VolumeRemoveOptions{})
+	})
+	if _, err := cli.VolumeCreate(limited(t), client.VolumeCreateOptions{Name: name}); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{made.ID, volumePrefix + name, networkPrefix + "bridge"} {
+		if err := p.Destroy(limited(t), id); fault.CodeOf(err) != "sandbox-not-ours" || fault.FixOf(err) == "" {
+			t.Errorf("destroy %s: %v", id, err)
+		}
+	}
+	if _, err := p.Wake(limited(t), made.ID, sandbox.WakeRequest{}); fault.CodeOf(err) != "sandbox-not-ours" {
+		t.Errorf("wake: %v", err)
+	}
+	if _, err := cli.ContainerInspect(limited(t), made.ID, client.ContainerInspectOptions{}); err != nil {
+		t.Errorf("the container: %v", err)
+	}
+	if _, err := cli.VolumeInspect(limited(t), name, client.VolumeInspectOptions{}); err != nil {
+		t.Errorf("the volume: %v", err)
 	}
 }
