@@ -40,7 +40,7 @@ type Agent struct {
 	BaseURLEnv string                  `yaml:"baseUrlEnv" json:"-" format:"env" doc:"A host variable that holds the address where it is set; baseUrl counts where it is not."`
 	Env        map[string]string       `yaml:"env" json:"env,omitempty" doc:"Further variables of the CLI and of what it runs."`
 	SecretEnv  []string                `yaml:"secretEnv" json:"secretEnv,omitempty" format:"env" doc:"Further host variables that the CLI gets."`
-	Prices     map[string]coding.Price `yaml:"prices" json:"prices,omitempty" doc:"USD per million tokens, by model, for models without a built-in price."`
+	Prices     map[string]coding.Price `yaml:"prices" json:"prices,omitempty" doc:"USD per million tokens, by model, where the agent reports no cost."`
 
 	PostSetup   []string `yaml:"postSetup" json:"postSetup,omitempty" doc:"Commands after everything is installed."`
 	PreTeardown []string `yaml:"preTeardown" json:"preTeardown,omitempty" doc:"Commands before it is taken away."`

@@ -39,7 +39,7 @@ type Agent struct {
 
 	Args         []string                `yaml:"args" json:"args,omitempty" doc:"Further arguments of the CLI."`
 	StallTimeout time.Duration           `yaml:"stallTimeout" json:"stallTimeout,omitempty" doc:"The longest silence while no tool runs; default 10m."`
-	Prices       map[string]coding.Price `yaml:"prices" json:"prices,omitempty" doc:"USD per million tokens, by model, for models without a built-in price."`
+	Prices       map[string]coding.Price `yaml:"prices" json:"prices,omitempty" doc:"USD per million tokens, by model, where the agent reports no cost."`
 	MCPServers   []coding.MCPServer      `yaml:"mcpServers" json:"mcpServers,omitempty" doc:"MCP servers for the agent."`
 	Skills       []coding.Skill          `yaml:"skills" json:"skills,omitempty" doc:"Skills for the agent."`
 	Plugins      []coding.Plugin         `yaml:"plugins" json:"plugins,omitempty" doc:"Native plugins, installed anew for every attempt."`

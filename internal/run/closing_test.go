@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -138,9 +139,12 @@ func TestALaneWhoseAttemptsAreNotNeededIsEmptiedFirst(t *testing.T) {
 		p := fake.New(fake.Script{Users: []fake.User{{Name: "other", UID: 2000}}})
 		other := hello("b")
 		other.Sandbox = sandbox.NewLayer().User("other")
+		var mu sync.Mutex
 		peak := 0
 		x := shared(p, func(x *assay.Experiment) { x.Attempts, x.EarlyExit, x.MaxConcurrency = 3, true, 2 }, func(l sandbox.Layer) sandbox.Layer {
 			return l.Setup(func(context.Context, *sandbox.Sandbox, sandbox.Notes) error {
+				mu.Lock()
+				defer mu.Unlock()
 				peak = max(peak, len(p.Instances("")))
 				return nil
 			}).Teardown(lasting(j, "t", 10*time.Second))

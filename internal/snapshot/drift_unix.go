@@ -72,7 +72,11 @@ func (d *drifter) walk(t *OSTree, dir string, depth int) {
 		if slices.Contains(d.skip, p) {
 			continue
 		}
-		if f.ChangeTime > d.since && (!f.IsDir() || d.deepest > 0) {
+		at := f.ChangeTime
+		if f.IsDir() {
+			at = f.ModTime // an overlay changes the other when a directory is first looked at
+		}
+		if at > d.since && (!f.IsDir() || d.deepest > 0) {
 			if d.out.Changed++; len(d.out.Paths) < driftPaths {
 				d.out.Paths = append(d.out.Paths, Raw(filepath.Join(d.root, p)))
 			}
