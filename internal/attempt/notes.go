@@ -38,7 +38,12 @@ func (n notes) Diagnostic(d sandbox.Diagnostic) error {
 	if err := CheckDiagnostic(d); err != nil {
 		return err
 	}
-	n.a.diagnostic(n.phase, d)
+	phase := n.phase
+	if phase == "sandbox.create" {
+		// A provider keeps these channels for as long as its sandbox lives.
+		phase = n.a.current()
+	}
+	n.a.diagnostic(phase, d)
 	return nil
 }
 

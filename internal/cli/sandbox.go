@@ -280,6 +280,10 @@ func (a *app) sandboxStop() *cobra.Command {
 				}
 				entries = append(entries, e)
 			}
+			if len(entries) == 0 {
+				_, err := fmt.Fprintln(a.p.Stdout, "no sandbox is kept")
+				return err
+			}
 			var errs []error
 			for _, e := range entries {
 				errs = append(errs, a.stopKept(c.Context(), r, e))

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -141,6 +142,11 @@ func (a *app) show(ctx context.Context, o showOptions) error {
 	}
 	if single {
 		m.Only(at.Attempt)
+	}
+	for _, id := range sel.Experiments {
+		if !slices.ContainsFunc(m.Runs, func(r *report.Run) bool { return r.Experiment == id }) {
+			return fault.Configf("experiment-unknown", "`"+a.w.Name+" show` lists what there is.", "the record has no results of an experiment %q", id)
+		}
 	}
 	if o.json {
 		return a.wrote(showjson.Write(a.p.Stdout, m))

@@ -100,9 +100,9 @@ func (a *app) tearDown(ctx context.Context, o expOptions) error {
 		case p.Waits != "":
 			fmt.Fprintf(a.p.Stdout, "%s\tleft alone: %s\n", p.Experiment, p.Waits)
 		case p.Owed > 0:
-			runs := "dead runs"
+			runs := "earlier runs"
 			if p.Owed == 1 {
-				runs = "dead run"
+				runs = "earlier run"
 			}
 			fmt.Fprintf(a.p.Stdout, "%s\ttorn down for %d %s\n", p.Experiment, p.Owed, runs)
 		default:

@@ -205,12 +205,16 @@ func (c *conductor) heal(ctx context.Context) {
 		case p.Err != nil:
 			x.mu.Lock()
 			x.diags = append(x.diags, record.Diagnostic{Phase: "experiment.teardown", Code: "leftover-teardown-failed", Level: "error", Message: x.mask.String(p.Err.Error()), Count: 1})
+			if x.err == nil {
+				// As red as the run that left it: what it releases is still there.
+				x.err = attempt.ErrorInfo(&fault.Error{Class: fault.ClassOf(p.Err), Code: "leftover-teardown-failed", Stage: "experiment.teardown", Fix: fault.FixOf(p.Err), What: "the teardown that an earlier run owed", Err: p.Err}, x.mask)
+			}
 			x.mu.Unlock()
-			c.o.Sink(event.Notice{Code: "leftover-teardown-failed", Level: "warning", Message: fmt.Sprintf("the teardown of experiment %s that an earlier run owed failed and is still owed: %s", p.Experiment, x.mask.String(p.Err.Error()))})
+			c.o.Sink(event.Notice{Code: "leftover-teardown-failed", Level: "warning", Message: fmt.Sprintf("the teardown of experiment %s that an earlier run owed failed and is still owed (`assay exp %s --teardown` runs it alone): %s", p.Experiment, p.Experiment, x.mask.String(p.Err.Error()))})
 		case p.Owed > 0 && p.Waits != "":
 			c.o.Sink(event.Notice{Code: "leftover-teardown-waits", Level: "warning", Message: fmt.Sprintf("a teardown of experiment %s is owed and waits: %s", p.Experiment, p.Waits)})
 		case p.Owed > 0:
-			c.o.Sink(event.Notice{Code: "leftover-teardown", Level: "info", Message: fmt.Sprintf("ran the teardown of experiment %s that %s had left", p.Experiment, count(p.Owed, "dead run"))})
+			c.o.Sink(event.Notice{Code: "leftover-teardown", Level: "info", Message: fmt.Sprintf("ran the teardown of experiment %s that %s had left", p.Experiment, count(p.Owed, "earlier run"))})
 		}
 	}
 }
