@@ -4,6 +4,7 @@
 package bake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -299,7 +300,7 @@ func (o *Oven) bake(ctx context.Context, env *plan.Environment) (res Result) {
 	j := sandbox.Judge(ctx, env.Provider, err)
 	stage := fault.StageOf(err)
 	if stage == "" {
-		stage = s.last
+		stage = cmp.Or(s.last, "prepare")
 	}
 	res.Err = &fault.Error{Class: j.Class, Code: "sandbox.prepare-failed", Stage: "prepare", Fix: j.Fix, What: "prepare " + env.Label(), Err: err}
 	headline := fmt.Sprintf("%s could not be prepared (%s at %s)", env.Label(), class(j), stage)

@@ -96,7 +96,11 @@ func Run(ctx context.Context, o Options) (Outcome, error) {
 func checkSecrets(o Options) error {
 	var missing []string
 	for _, s := range o.Plan.Executing() {
-		for _, name := range append(slices.Clone(s.Settings.SecretEnv), s.Experiment.Agent.SecretEnv...) {
+		names := append(slices.Clone(s.Settings.SecretEnv), s.Experiment.Agent.SecretEnv...)
+		if s.Environment != nil {
+			names = append(names, s.Environment.Template.SecretEnv()...)
+		}
+		for _, name := range names {
 			if _, ok := o.Env(name); !ok && !slices.Contains(missing, name) {
 				missing = append(missing, name)
 			}
@@ -106,7 +110,7 @@ func checkSecrets(o Options) error {
 		return nil
 	}
 	slices.Sort(missing)
-	return fault.Configf("secret-env-missing", "Set them in the environment and run again.", "environment variables named by secretEnv are not set: %s", strings.Join(missing, ", "))
+	return fault.Configf("secret-env-missing", "Set them in the environment and run again.", "environment variables named by secretEnv or credentialEnv are not set: %s", strings.Join(missing, ", "))
 }
 
 // open starts the runs in the record and announces the plan.
