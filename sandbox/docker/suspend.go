@@ -92,6 +92,24 @@ func (p *Provider) Wake(ctx context.Context, id string, r sandbox.WakeRequest) (
 	if err := e.owned(ctx, id); err != nil {
 		return nil, err
 	}
+	for try := 1; ; try++ {
+		d, err := p.wake(ctx, e, c, id, r)
+		// Podman may lose the first words of a stream to a container that is
+		// just coming up; nothing was done with it yet, so it starts again.
+		if err == nil || p.kind != Podman || try == wakeTries || ctx.Err() != nil {
+			return d, err
+		}
+		if c, err = e.inspect(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// wakeTries is how often a container of Podman is started for one Wake.
+const wakeTries = 3
+
+// wake starts a container once.
+func (p *Provider) wake(ctx context.Context, e *engine, c container.InspectResponse, id string, r sandbox.WakeRequest) (sandbox.Driver, error) {
 	if c.State != nil && c.State.Running {
 		now := 0
 		if err := e.do(ctx, "stop", makeLimit, func(ctx context.Context) error {
