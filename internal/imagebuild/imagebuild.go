@@ -57,7 +57,7 @@ func Read(ctx context.Context, s Source) (*Input, error) {
 	if s.Dockerfile != "" {
 		b, err := os.ReadFile(s.Dockerfile)
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Config, "sandbox.dockerfile-missing", "read the Dockerfile")
+			return nil, &fault.Error{Class: fault.Config, Code: "sandbox.dockerfile-missing", What: "read the Dockerfile", Fix: "Correct `dockerfile:`; it is relative to the file that names it.", Err: err}
 		}
 		in.text = b
 	}

@@ -109,12 +109,12 @@ func (r Ref) Key() (string, error) {
 	}
 	f, err := os.Open(file)
 	if err != nil {
-		return "", fault.Wrap(err, fault.Config, "sandbox.image-missing", "open image "+r.String())
+		return "", &fault.Error{Class: fault.Config, Code: "sandbox.image-missing", What: "open image " + r.String(), Fix: "Correct the path; it is relative to the file that names it.", Err: err}
 	}
 	defer func() { _ = f.Close() }()
 	sum := sha256.New()
 	if _, err := io.Copy(sum, f); err != nil {
-		return "", fault.Wrap(err, fault.Config, "sandbox.image-missing", "read image "+r.String())
+		return "", &fault.Error{Class: fault.Config, Code: "sandbox.image-missing", What: "read image " + r.String(), Fix: "Correct the path; it is relative to the file that names it.", Err: err}
 	}
 	return r.Place + ":" + hex.EncodeToString(sum.Sum(nil)), nil
 }
