@@ -189,7 +189,7 @@ func outside(home string) []snapshot.DriftDir {
 	for _, d := range []struct {
 		path  string
 		depth int
-	}{{"/usr/local", 4}, {"/opt", 3}, {"/root", 2}, {"/etc", 1}, {"/usr/bin", 1}, {"/usr/lib", 1}, {"/var/lib/dpkg", 1}} {
+	}{{"/usr/local", 3}, {"/opt", 2}, {"/root", 2}, {"/etc", -1}, {"/usr/bin", -1}, {"/usr/sbin", -1}, {"/usr/lib", -1}, {"/usr/lib/node_modules", -1}, {"/usr/lib/python3/dist-packages", -1}, {"/var/lib/dpkg", -1}} {
 		if d.path != home {
 			dirs = append(dirs, snapshot.DriftDir{Path: d.path, Depth: d.depth})
 		}

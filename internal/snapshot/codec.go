@@ -115,9 +115,10 @@ func (q DriftQuery) IsZero() bool { return q.Since == 0 && len(q.Dirs) == 0 && l
 // DriftDir is one directory to look at.
 type DriftDir struct {
 	Path string `json:"path"`
-	// Depth bounds how deep below Path is looked, 1 being its own entries. At
-	// such a directory a changed directory counts too, since it stands for what
-	// lies too deep; 0 is everything, and files and links only.
+	// Depth bounds how deep below Path is looked, 1 being its own entries and -1
+	// not at all: only Path itself. With a bound a changed directory counts too,
+	// since it stands for what lies too deep; 0 is everything, and files and
+	// links only.
 	Depth int `json:"depth,omitempty"`
 }
 

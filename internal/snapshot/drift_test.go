@@ -109,6 +109,24 @@ func tick(t *testing.T) int64 {
 	}
 }
 
+func TestDriftOfADirectoryItself(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "old"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	since := tick(t)
+	ask := func() Drift { return askDrift(t, DriftQuery{Since: since, Dirs: []DriftDir{{Path: dir, Depth: -1}}}) }
+	if d := ask(); d.Changed != 0 {
+		t.Errorf("nothing changed, but %+v", d)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "new"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if d := ask(); d.Changed != 1 || string(d.Paths[0]) != dir {
+		t.Errorf("a file was added: %+v", d)
+	}
+}
+
 func TestDriftIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	for i := range driftPaths + 20 {

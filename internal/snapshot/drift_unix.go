@@ -40,7 +40,11 @@ func drift(ctx context.Context, q DriftQuery) Drift {
 			continue
 		}
 		d.root, d.deepest = real, dir.Depth
-		d.walk(tree, "", 1)
+		if f, err := tree.Lstat(""); err == nil && dir.Depth < 0 {
+			d.look(f, "")
+		} else {
+			d.walk(tree, "", 1)
+		}
 		tree.Close()
 	}
 	d.out.Ports = listening("/proc/net/tcp", "/proc/net/tcp6")
@@ -72,18 +76,24 @@ func (d *drifter) walk(t *OSTree, dir string, depth int) {
 		if slices.Contains(d.skip, p) {
 			continue
 		}
-		at := f.ChangeTime
-		if f.IsDir() {
-			at = f.ModTime // an overlay changes the other when a directory is first looked at
-		}
-		if at > d.since && (!f.IsDir() || d.deepest > 0) {
-			if d.out.Changed++; len(d.out.Paths) < driftPaths {
-				d.out.Paths = append(d.out.Paths, Raw(filepath.Join(d.root, p)))
-			}
-		}
+		d.look(f, p)
 		if f.IsDir() && (d.deepest == 0 || depth < d.deepest) {
 			d.walk(t, p, depth+1)
 		}
+	}
+}
+
+// look notes a path that changed.
+func (d *drifter) look(f Facts, p string) {
+	at := f.ChangeTime
+	if f.IsDir() {
+		at = f.ModTime // an overlay changes the other when a directory is first looked at
+	}
+	if at <= d.since || f.IsDir() && d.deepest == 0 {
+		return
+	}
+	if d.out.Changed++; len(d.out.Paths) < driftPaths {
+		d.out.Paths = append(d.out.Paths, Raw(filepath.Join(d.root, p)))
 	}
 }
 
