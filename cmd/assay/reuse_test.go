@@ -17,26 +17,13 @@ import (
 // places are real sandboxes to share, as YAML.
 func places(t *testing.T, do func(t *testing.T, sandbox string)) {
 	t.Run("native", func(t *testing.T) {
-		needNative(t)
+		need(t, quickstart(t), "native")
 		do(t, "native: {}")
 	})
 	t.Run("docker", func(t *testing.T) {
 		testreq.Docker(t)
 		do(t, fmt.Sprintf("docker: {image: %q}, user: nobody", testimage.Slice(t)))
 	})
-}
-
-// needNative needs the embedded sandbox to work on this machine.
-func needNative(t *testing.T) {
-	t.Helper()
-	cmd := command(t, t.TempDir(), "doctor")
-	cmd.Env = append(cmd.Env, "ASSAY_GUEST="+guesttest.Build(t))
-	out, _ := cmd.CombinedOutput()
-	for l := range strings.Lines(string(out)) {
-		if f := strings.Fields(l); len(f) > 2 && f[1] == "native" && f[2] != "works" {
-			testreq.Missing(t, "native", strings.TrimSpace(l))
-		}
-	}
 }
 
 // tricks is an agent that makes its workdir as hard to restore as an ordinary
@@ -142,7 +129,7 @@ func TestReuseExample(t *testing.T) {
 }
 
 func TestGroupExample(t *testing.T) {
-	needNative(t)
+	need(t, quickstart(t), "native")
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join("..", "..", "examples", "reuse"))); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -315,7 +316,7 @@ func (a *app) stopKept(ctx context.Context, r keep.Registry, e keep.Entry) error
 	defer cancel()
 	there := exists(ctx, v, e.SandboxID)
 	if err := v.Destroy(ctx, e.SandboxID); err != nil {
-		return &fault.Error{Class: fault.ClassOf(err), Code: "sandbox-stop-failed", What: "destroy the kept sandbox " + e.ID, Fix: or(fault.FixOf(err), "Make its provider answer, and run the command again; it stays listed."), Err: err}
+		return &fault.Error{Class: fault.ClassOf(err), Code: "sandbox-stop-failed", What: "destroy the kept sandbox " + e.ID, Fix: cmp.Or(fault.FixOf(err), "Make its provider answer, and run the command again; it stays listed."), Err: err}
 	}
 	if err := r.Forget(e.ID); err != nil {
 		return err
@@ -342,11 +343,4 @@ func exists(ctx context.Context, v sandbox.Inventory, id string) bool {
 		return true
 	}
 	return slices.ContainsFunc(all, func(i sandbox.Instance) bool { return i.ID == id })
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,7 +62,7 @@ func (a *app) enter(ctx context.Context, r keep.Registry, e keep.Entry, argv []s
 	cancel()
 	if err != nil {
 		judged := *sandbox.Judge(ctx, p, err)
-		judged.What = or(judged.What, "wake the kept sandbox "+e.ID)
+		judged.What = cmp.Or(judged.What, "wake the kept sandbox "+e.ID)
 		return &judged
 	}
 	e.State = keep.Alive
@@ -120,7 +121,7 @@ func (a *app) seated(ctx context.Context, d sandbox.Driver, c sandbox.Cmd, out *
 	fmt.Fprintf(a.p.Stderr, "entered %s in %s; leave with exit or Ctrl-D\n", d.ID(), c.Dir)
 	enterer, ok := sandbox.AsDriver[sandbox.Enterer](d)
 	if !ok {
-		c.Env["TERM"] = or(t.Kind, "xterm")
+		c.Env["TERM"] = cmp.Or(t.Kind, "xterm")
 		probe := c
 		probe.Argv, probe.Stdin, probe.Stdout, probe.Stderr = []string{"script", "--version"}, nil, nil, nil
 		if x, err := d.Exec(ctx, probe); err != nil || x.Code != 0 {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,7 +97,7 @@ func (a *app) tearDown(ctx context.Context, o expOptions) error {
 		owed = owed || p.Owed > 0 && p.Waits != ""
 		switch {
 		case p.Err != nil:
-			errs = append(errs, &fault.Error{Class: fault.Config, Code: "leftover-teardown-failed", What: fmt.Sprintf("teardown of experiment %s, which is still owed", p.Experiment), Fix: or(fault.FixOf(p.Err), "Repair it, and run the command again."), Err: p.Err})
+			errs = append(errs, &fault.Error{Class: fault.Config, Code: "leftover-teardown-failed", What: fmt.Sprintf("teardown of experiment %s, which is still owed", p.Experiment), Fix: cmp.Or(fault.FixOf(p.Err), "Repair it, and run the command again."), Err: p.Err})
 		case p.Waits != "":
 			fmt.Fprintf(a.p.Stdout, "%s\tleft alone: %s\n", p.Experiment, p.Waits)
 		case p.Owed > 0:

@@ -163,14 +163,3 @@ func laneKey(s *Slot) string {
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:8])
 }
-
-// Lanes returns how many distinct kinds of shared sandboxes an experiment has.
-func (e *Experiment) Lanes() int {
-	seen := map[string]bool{}
-	for _, s := range e.Slots {
-		if s.Lane != "" {
-			seen[s.Lane] = true
-		}
-	}
-	return len(seen)
-}

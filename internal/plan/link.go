@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -418,7 +419,7 @@ func (l *linker) environment(ctx context.Context, p *Plan, pair string, x *Exper
 	key, err := t.Provider.Key(ctx, t, x.Agent.Harness)
 	if err != nil {
 		fe := sandbox.Judge(ctx, t.Provider, err)
-		l.report(pair, &fault.Error{Class: fault.Config, Code: or(fe.Code, "sandbox.key-failed"), Fix: fe.Fix, What: fmt.Sprintf("%s sandbox of %s", info.Kind, owner.Name), Err: err})
+		l.report(pair, &fault.Error{Class: fault.Config, Code: cmp.Or(fe.Code, "sandbox.key-failed"), Fix: fe.Fix, What: fmt.Sprintf("%s sandbox of %s", info.Kind, owner.Name), Err: err})
 		l.envs[id] = nil
 		return nil
 	}
@@ -515,13 +516,6 @@ func (l *linker) commands(pair string, levels []Level, e *assay.Eval, info sandb
 		checks(e.Turns[i].Checks)
 	}
 	checks(e.Checks)
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 // Coverage is the agent's normal coverage.

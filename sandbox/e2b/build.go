@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -137,7 +138,7 @@ func CodingAgentTemplate(agent string, o ...AgentOptions) *Builder {
 		return b.fail("BubPythonPackages are for %s, not for %s", Bub, agent)
 	}
 	node := func(pkg, version string) *Builder {
-		return b.FromNodeImage("24-slim").AptInstallLean("ca-certificates", "git", "procps").NpmInstallGlobal(pkg + "@" + or(opt.Version, version))
+		return b.FromNodeImage("24-slim").AptInstallLean("ca-certificates", "git", "procps").NpmInstallGlobal(pkg + "@" + cmp.Or(opt.Version, version))
 	}
 	switch agent {
 	case ClaudeCode:
@@ -146,7 +147,7 @@ func CodingAgentTemplate(agent string, o ...AgentOptions) *Builder {
 		return node("@openai/codex", CodexVersion)
 	case Bub:
 		packages := slices.Sorted(slices.Values(opt.BubPythonPackages))
-		cmd := "UV_TOOL_DIR=/opt/uv UV_TOOL_BIN_DIR=/usr/local/bin uv tool install bub==" + or(opt.Version, BubVersion)
+		cmd := "UV_TOOL_DIR=/opt/uv UV_TOOL_BIN_DIR=/usr/local/bin uv tool install bub==" + cmp.Or(opt.Version, BubVersion)
 		for _, p := range packages {
 			cmd += " --with " + quote(p)
 		}

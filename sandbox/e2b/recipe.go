@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -244,7 +245,7 @@ func (p *Provider) BuildStartPoint(ctx context.Context, s sandbox.StartPointBuil
 	if s.Log != nil {
 		o.Log = func(l e2bapi.LogEntry) { s.Log(l.Message) }
 	}
-	built, err := p.BuildTemplate(ctx, b, or(r.Name, s.Name), o)
+	built, err := p.BuildTemplate(ctx, b, cmp.Or(r.Name, s.Name), o)
 	if err != nil {
 		return sandbox.StartPoint{}, err
 	}

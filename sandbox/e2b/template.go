@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -91,36 +92,29 @@ func (b *Builder) FromTemplate(name string) *Builder {
 	return b
 }
 
-func or(v, otherwise string) string {
-	if v == "" {
-		return otherwise
-	}
-	return v
-}
-
 // FromDebianImage starts from a Debian; "" is stable.
 func (b *Builder) FromDebianImage(variant string) *Builder {
-	return b.FromImage("debian:" + or(variant, "stable"))
+	return b.FromImage("debian:" + cmp.Or(variant, "stable"))
 }
 
 // FromUbuntuImage starts from an Ubuntu; "" is latest.
 func (b *Builder) FromUbuntuImage(variant string) *Builder {
-	return b.FromImage("ubuntu:" + or(variant, "latest"))
+	return b.FromImage("ubuntu:" + cmp.Or(variant, "latest"))
 }
 
 // FromPythonImage starts from a Python; "" is 3.
 func (b *Builder) FromPythonImage(version string) *Builder {
-	return b.FromImage("python:" + or(version, "3"))
+	return b.FromImage("python:" + cmp.Or(version, "3"))
 }
 
 // FromNodeImage starts from a Node.js; "" is lts.
 func (b *Builder) FromNodeImage(variant string) *Builder {
-	return b.FromImage("node:" + or(variant, "lts"))
+	return b.FromImage("node:" + cmp.Or(variant, "lts"))
 }
 
 // FromBunImage starts from a Bun; "" is latest.
 func (b *Builder) FromBunImage(variant string) *Builder {
-	return b.FromImage("oven/bun:" + or(variant, "latest"))
+	return b.FromImage("oven/bun:" + cmp.Or(variant, "latest"))
 }
 
 // RunCmd runs commands, each after the success of the one before, as the user
